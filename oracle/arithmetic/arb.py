@@ -1,0 +1,69 @@
+"""`arb`: proven enclosures at any precision, on python-flint (Arb ball arithmetic, F. Johansson, IEEE TC 2017).
+
+Every operation returns a ball that contains the exact result of every choice of exact inputs within the
+operands' balls; that is Arb's inclusion property, proved per function in its documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import flint
+import numpy as np
+
+from oracle.arithmetic.scalar import Objects, ScalarArithmetic, Scalars
+
+
+def _product(a: Objects, b: Objects) -> Objects:
+    result = flint.arb_mat(a.tolist()) * flint.arb_mat(b.tolist())
+    out = np.empty((a.shape[0], b.shape[1]), dtype=object)
+    out.flat = result.entries()
+    return out
+
+
+def split_ball(x: flint.arb) -> tuple[float, float, float]:
+    """(hi, lo, rad) in float64 with the ball inside hi + lo +- rad; rad is inf where the ball is not finite."""
+    hi = float(x.mid())
+    if not (np.isfinite(hi) and x.is_finite()):
+        return (hi if np.isfinite(hi) else 0.0), 0.0, float("inf")
+    lo = float((x.mid() - hi).mid())
+    outside = float((x - hi - lo).abs_upper())
+    # float() rounds to nearest: one step up makes it an upper bound again.
+    return hi, lo, float(np.nextafter(outside, np.inf)) if outside > 0 else 0.0
+
+
+def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:
+    """An Arb arithmetic of ``precision`` bits. Evaluate inside ``with ar.working():``, which restores flint's precision."""
+
+    @contextmanager
+    def working() -> Iterator[None]:
+        before = flint.ctx.prec
+        flint.ctx.prec = precision
+        try:
+            yield
+        finally:
+            flint.ctx.prec = before
+
+    def tanh(x: Any) -> Any:
+        return x.tanh()
+
+    return ScalarArithmetic(
+        "arb",
+        precision,
+        Scalars(
+            number=flint.arb,
+            fraction=lambda n, d: flint.arb(n) / d,
+            exp=lambda x: x.exp(),
+            log=lambda x: x.log(),
+            tanh=tanh,
+            sqrt=lambda x: x.sqrt(),
+            cos=lambda x: x.cos(),
+            sin=lambda x: x.sin(),
+            midpoint=lambda x: x.mid(),
+            split=split_ball,
+            product=_product,
+            working=working,
+        ),
+    )

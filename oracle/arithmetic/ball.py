@@ -1,0 +1,298 @@
+"""`ball`: proven enclosures of whole matrices at BLAS speed.
+
+A ball matrix is a float64 midpoint with two radii that broadcast against it: the exact entry x satisfies
+``|x - mid| <= rad + rel * |mid|``. Radii are usually one number a row, so a large matrix costs hardly more than its
+plain evaluation: the radius of a dot product comes from the norms of the two vectors (Cauchy-Schwarz, or Hoelder's
+1-inf pair where that is smaller), not from a second matrix product.
+
+What is assumed, and where it is tested:
+
+- float64 +, -, *, / and sqrt round to nearest (IEEE 754); a BLAS product is any order of summation, fused or not,
+  without Strassen: |error| <= gamma_n sum |a||b| (Higham, Accuracy and Stability, section 3.1).
+- numpy's float64 exp, log and tanh err by at most ``EXP_REL``, ``LOG_REL``, ``TANH_REL``: four times the worst error
+  that `meta_tests` measures against arb on the machine that runs it, and at least 8 units of 2^-53.
+- every radius is itself computed in float64 from non-negative numbers with fewer than 500 roundings, which ``UP``
+  covers; sums over n entries are inflated by their own count; ``TINY`` covers every underflow, flushed or gradual.
+
+A midpoint that overflowed has an infinite or nan radius and is never decided here.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.arb import arb_arithmetic
+from oracle.arithmetic.scalar import Objects, ScalarArithmetic
+from oracle.formats import Float64Array
+
+U = 2.0**-53
+UP = 1.0 + 2.0**-44
+TINY = 2.0**-1000
+EXP_REL = 2.0**-50
+LOG_REL = 2.0**-50
+TANH_REL = 2.0**-50
+# Below this exp(x) is smaller than 2^-1022 and counts as zero with absolute error TINY.
+EXP_FLOOR = -708.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ball:
+    """Midpoints ``[rows, columns]`` and radii that broadcast to them: absolute ``rad``, relative ``rel``."""
+
+    mid: Float64Array
+    rad: Any = 0.0
+    rel: Any = 0.0
+
+    def radius(self) -> Float64Array:
+        """The full absolute radius, broadcast to the midpoints; inf where anything is not finite."""
+        with np.errstate(all="ignore"):
+            total = (self.rad + self.rel * np.abs(self.mid)) * UP + TINY * (np.max(self.rel) > 0)
+        total = np.broadcast_to(total, self.mid.shape)
+        bad = ~np.isfinite(self.mid) | np.isnan(total)
+        return np.where(bad, np.inf, total) if bad.any() else np.asarray(total)
+
+
+def _zero(r: Any) -> bool:
+    return isinstance(r, float) and r == 0.0
+
+
+def _gamma(n: int) -> float:
+    return (n + 2) * U / (1 - (n + 2) * U) * UP
+
+
+def _norm2(x: Float64Array, axis: int) -> Float64Array:
+    """Upper bound of the Euclidean norms along ``axis``, keepdims; safe from overflow and underflow."""
+    top = float(np.max(np.abs(x))) if x.size else 0.0
+    if not np.isfinite(top):
+        return np.full(_kept(x, axis), np.inf)
+    # Scaling by a power of two is exact up to underflow of entries that are 2^-500 of the largest.
+    scale = 2.0 ** int(np.clip(np.frexp(top)[1], -1000, 1000)) if top > 0 else 1.0
+    if 2.0**-300 < scale < 2.0**300:
+        scale = 1.0
+        y = x
+    else:
+        y = x / scale
+    square = np.einsum("ij,ij->i" if axis == 1 else "ij,ij->j", y, y)
+    n = x.shape[axis]
+    return np.asarray(np.expand_dims(np.sqrt(square), axis) * (scale * (1 + (n + 8) * 2 * U)) + TINY * n)
+
+
+def _kept(x: Float64Array, axis: int) -> tuple[int, int]:
+    return (x.shape[0], 1) if axis == 1 else (1, x.shape[1])
+
+
+def _norm1(x: Float64Array, axis: int) -> Float64Array:
+    n = x.shape[axis]
+    return np.asarray(np.abs(x).sum(axis=axis, keepdims=True) * (1 + (n + 2) * 2 * U))
+
+
+def _norm_inf(x: Float64Array, axis: int) -> Float64Array:
+    return np.asarray(np.maximum(x.max(axis=axis, keepdims=True), -x.min(axis=axis, keepdims=True)))
+
+
+def _row_absolute(a: Ball, *, within: float = 2.0**30) -> Any:
+    """The radius of ``a`` without a relative part: one number a row where the row's range allows that."""
+    if _zero(a.rel):
+        return a.rad
+    if a.mid.shape[1] > 1:
+        top = _norm_inf(a.mid, 1)
+        if np.all(top < within):
+            return (a.rad + np.max(a.rel, axis=-1, keepdims=True) * top) * UP + TINY
+    return (a.rad + a.rel * np.abs(a.mid)) * UP + TINY
+
+
+def _as_relative(b: Ball) -> Any:
+    """Everything as a relative radius (for small operands); inf where the midpoint is zero."""
+    if _zero(b.rad):
+        return b.rel
+    return (b.rel + b.rad / np.abs(b.mid)) * UP
+
+
+@dataclass(frozen=True, slots=True)
+class BallArithmetic:
+    """`oracle.arithmetic.base.Arithmetic` on balls. Angles are computed in arb at 160 bits."""
+
+    name: str = "ball"
+
+    @property
+    def angles(self) -> ScalarArithmetic:
+        return arb_arithmetic(160)
+
+    def working(self) -> AbstractContextManager[Any]:
+        return np.errstate(all="ignore")
+
+    def const(self, x: Any) -> Ball:
+        return Ball(np.atleast_2d(np.asarray(x)).astype(np.float64, copy=False))
+
+    def rational(self, numerator: int, denominator: int) -> Ball:
+        value = np.array([[numerator / denominator]])
+        exact = denominator == 1 and abs(numerator) <= 2**53
+        return Ball(value, 0.0, 0.0 if exact else 2 * U)
+
+    def add(self, a: Ball, b: Ball) -> Ball:
+        return Ball(a.mid + b.mid, (_row_absolute(a) + _row_absolute(b)) * UP, U)
+
+    def sub(self, a: Ball, b: Ball) -> Ball:
+        return self.add(a, Ball(-b.mid, b.rad, b.rel))
+
+    def mul(self, a: Ball, b: Ball) -> Ball:
+        if b.mid.size > a.mid.size:
+            a, b = b, a
+        mid = a.mid * b.mid
+        if not np.all(b.mid):
+            # A zero factor has no relative radius: both radii become absolute.
+            ra, rb = a.radius(), b.radius()
+            rad = (np.abs(a.mid) * rb + np.abs(b.mid) * ra + ra * rb) * UP + TINY
+            return Ball(mid, rad, U)
+        rel_b = _as_relative(b)
+        rel = ((1 + a.rel) * (1 + rel_b) * (1 + U) - 1) * UP + 4 * U
+        rad = TINY if _zero(a.rad) else (a.rad * np.abs(b.mid) * (1 + rel_b)) * UP + TINY
+        return Ball(mid, rad, rel)
+
+    def div(self, a: Ball, b: Ball) -> Ball:
+        rel_b = _as_relative(b)
+        inverse = Ball(1.0 / b.mid, 0.0, np.where(rel_b < 0.5, rel_b / (1 - np.minimum(rel_b, 0.5)), np.inf) * UP + 2 * U)
+        out = self.mul(Ball(a.mid, a.rad, a.rel), inverse)
+        return Ball(a.mid / b.mid, out.rad, out.rel + 4 * U)
+
+    def matmul(self, a: Ball, b: Ball, stage: str) -> Ball:
+        k = a.mid.shape[1]
+        mid = a.mid @ b.mid
+        a2, b2 = _norm2(a.mid, 1), _norm2(b.mid, 0)
+        gamma = _gamma(k)
+        if _exact(a) and _exact(b) and mid.size > 2**16 and mid.shape[1] >= k:
+            # A wide product of exact inputs (scores): one radius a row, from the longest column.
+            return Ball(mid, a2 * (float(np.max(b2)) * gamma) * UP + k * TINY, 0.0)
+        size = a2 * b2
+        if k > 64:
+            # Peaked rows: ||p||_1 ||v||_inf is up to sqrt(k) smaller than the Euclidean product.
+            size = np.minimum(size, _norm1(a.mid, 1) * _norm_inf(b.mid, 0))
+        rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
+        rel_b = np.max(b.rel, axis=0, keepdims=True) if np.ndim(b.rel) else b.rel
+        rad = size * ((1 + rel) * (1 + rel_b) * (1 + gamma) - 1 + 4 * U)
+        # The absolute parts meet the other operand's norms.
+        a_rad = _norm2(np.broadcast_to(a.rad, a.mid.shape), 1) if not _zero(a.rad) else 0.0
+        b_rad = _norm2(np.broadcast_to(b.rad, b.mid.shape), 0) if not _zero(b.rad) else 0.0
+        cross = a_rad * (b2 * (1 + rel_b)) + b_rad * (a2 * (1 + rel)) + a_rad * b_rad
+        return Ball(mid, (rad + cross) * UP + k * TINY, 0.0)
+
+    def transpose(self, a: Ball) -> Ball:
+        return Ball(a.mid.T, _turn(a.rad), _turn(a.rel))
+
+    def exp(self, a: Ball) -> Ball:
+        mid = np.exp(a.mid)
+        if _zero(a.rel):
+            shift = a.rad
+        else:
+            # Exponents below the floor count as zero with TINY, so their relative radius need not reach the row.
+            narrow = float(np.max(a.rel)) < 2.0**-10
+            top = _norm_inf(np.maximum(a.mid, EXP_FLOOR - 40.0) if narrow else a.mid, 1)
+            shift = (a.rad + np.max(np.atleast_1d(a.rel), axis=-1, keepdims=True) * top) * UP
+        rel = np.expm1(shift) * (1 + EXP_REL) * UP + EXP_REL
+        # An exponent below the floor: at most exp(floor) exp(shift) < TINY (1 + rel) in truth and at most exp(floor)
+        # here. One below floor - 40 may hide a relative part up to 2^-10 |a| that `shift` leaves out: its true
+        # exponent is then still below the floor + rad.
+        return Ball(mid, TINY * (1 + rel), rel)
+
+    def log(self, a: Ball) -> Ball:
+        rel = _as_relative(a)
+        width = np.where(rel < 0.5, -np.log1p(-np.minimum(rel, 0.5)), np.inf)
+        return Ball(np.log(a.mid), width * UP + TINY, LOG_REL)
+
+    def tanh(self, a: Ball) -> Ball:
+        return Ball(np.tanh(a.mid), _row_absolute(a) * UP + TINY, TANH_REL)
+
+    def sqrt(self, a: Ball) -> Ball:
+        rel = _as_relative(a)
+        return Ball(np.sqrt(a.mid), 0.0, np.where(rel < 0.5, rel, np.inf) * UP + 2 * U)
+
+    def row_max(self, a: Ball, visible: NDArray[Any]) -> Ball:
+        if bool(np.all(visible)):
+            top = a.mid.max(axis=1, keepdims=True) if a.mid.shape[1] else np.zeros((a.mid.shape[0], 1))
+        else:
+            top = np.max(a.mid, axis=1, keepdims=True, where=np.broadcast_to(visible, a.mid.shape), initial=-np.inf)
+        return Ball(np.where(np.isneginf(top), 0.0, top))
+
+    def maximum(self, a: Ball, b: Ball) -> Ball:
+        return Ball(np.maximum(a.mid, b.mid))
+
+    def row_sum(self, a: Ball, stage: str) -> Ball:
+        n = a.mid.shape[1]
+        mid = a.mid.sum(axis=1, keepdims=True)
+        gamma = _gamma(n)
+        if float(a.mid.min(initial=0.0)) >= 0:
+            rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
+            rel = (((1 + rel) * (1 + gamma)) / (1 - gamma) - 1) * UP + 4 * U
+            return Ball(mid, _row_total(a.rad, n) * UP + TINY, rel)
+        size = _norm1(a.mid, 1)
+        rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
+        return Ball(mid, (_row_total(a.rad, n) + size * ((1 + rel) * (1 + gamma) - 1 + 4 * U)) * UP + TINY, 0.0)
+
+    def where(self, visible: NDArray[Any], a: Ball) -> Ball:
+        if bool(np.all(visible)):
+            return a
+        return Ball(np.where(visible, a.mid, 0.0), a.rad, a.rel)
+
+    def select(self, condition: NDArray[Any], a: Ball, b: Ball) -> Ball:
+        def choose(x: Any, y: Any) -> Any:
+            return 0.0 if _zero(x) and _zero(y) else np.where(condition, x, y)
+
+        return Ball(np.where(condition, a.mid, b.mid), choose(a.rad, b.rad), choose(a.rel, b.rel))
+
+    def cos_sin(self, positions: NDArray[Any], frequencies: Objects) -> tuple[Ball, Ball]:
+        exact = self.angles
+        with exact.working():
+            pair = exact.cos_sin(positions, frequencies)
+            split = [exact.to_enclosure(part) for part in pair]
+        cos, sin = (Ball(hi, np.asarray(np.abs(lo) + rad) * UP, 0.0) for hi, lo, rad in split)
+        return cos, sin
+
+    def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Objects:
+        raise TypeError("frequencies belong to `angles`, where they are exact enough for positions to 2^24")
+
+    def columns(self, a: Ball, start: int, stop: int, step: int = 1) -> Ball:
+        part = (slice(None), slice(start, stop, step))
+        return Ball(a.mid[part], _cut(a.rad, a.mid.shape, part), _cut(a.rel, a.mid.shape, part))
+
+    def rows(self, a: Ball, start: int, stop: int) -> Ball:
+        part = (slice(start, stop), slice(None))
+        return Ball(a.mid[part], _cut(a.rad, a.mid.shape, part), _cut(a.rel, a.mid.shape, part))
+
+    def hstack(self, parts: list[Ball]) -> Ball:
+        return Ball(
+            np.hstack([p.mid for p in parts]),
+            np.hstack([np.broadcast_to(p.rad, p.mid.shape) for p in parts]),
+            np.hstack([np.broadcast_to(p.rel, p.mid.shape) for p in parts]),
+        )
+
+    def round(self, a: Ball, stage: str) -> Ball:
+        return a
+
+    def to_enclosure(self, a: Ball) -> tuple[Float64Array, Float64Array, Float64Array]:
+        return a.mid, np.zeros_like(a.mid), a.radius()
+
+
+def _exact(a: Ball) -> bool:
+    return _zero(a.rad) and _zero(a.rel)
+
+
+def _row_total(rad: Any, n: int) -> Any:
+    if np.ndim(rad) == 2 and np.shape(rad)[1] == n:
+        return np.sum(rad, axis=1, keepdims=True)
+    return n * np.asarray(rad)
+
+
+def _turn(r: Any) -> Any:
+    return r.T if np.ndim(r) == 2 else r
+
+
+def _cut(r: Any, shape: tuple[int, ...], part: tuple[slice, slice]) -> Any:
+    if np.ndim(r) != 2:
+        return r
+    rows, columns = r.shape
+    return r[part[0] if rows == shape[0] else slice(None), part[1] if columns == shape[1] else slice(None)]

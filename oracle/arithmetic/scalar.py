@@ -1,0 +1,153 @@
+"""Matrix arithmetic over an exact scalar type held in numpy object arrays: what `mp` and `arb` share.
+
+Only the scalar functions differ between the two, so one class takes them as fields. Values are object arrays
+``[rows, columns]``; numpy's element-wise operators call the scalars' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.formats import Float64Array
+
+Objects = NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """The functions of one scalar type. ``midpoint`` returns an exact scalar; ``split`` gives (hi, lo, rad)."""
+
+    number: Callable[[float], Any]
+    fraction: Callable[[int, int], Any]
+    exp: Callable[[Any], Any]
+    log: Callable[[Any], Any]
+    tanh: Callable[[Any], Any]
+    sqrt: Callable[[Any], Any]
+    cos: Callable[[Any], Any]
+    sin: Callable[[Any], Any]
+    midpoint: Callable[[Any], Any]
+    split: Callable[[Any], tuple[float, float, float]]
+    product: Callable[[Objects, Objects], Objects]
+    working: Callable[[], AbstractContextManager[Any]]
+
+
+def _each(function: Callable[[Any], Any], a: Objects) -> Objects:
+    out = np.empty(a.shape, dtype=object)
+    out.flat = [function(x) for x in a.flat]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArithmetic:
+    """`oracle.arithmetic.base.Arithmetic` over exact scalars; every method runs at the scalars' own precision."""
+
+    name: str
+    precision: int
+    scalars: Scalars
+
+    @property
+    def angles(self) -> ScalarArithmetic:
+        return self
+
+    def working(self) -> AbstractContextManager[Any]:
+        return self.scalars.working()
+
+    def const(self, x: Any) -> Objects:
+        values = np.atleast_2d(np.asarray(x)).astype(np.float64)
+        out = np.empty(values.shape, dtype=object)
+        out.flat = [self.scalars.number(float(v)) for v in values.flat]
+        return out
+
+    def rational(self, numerator: int, denominator: int) -> Objects:
+        out = np.empty((1, 1), dtype=object)
+        out[0, 0] = self.scalars.fraction(numerator, denominator)
+        return out
+
+    def add(self, a: Objects, b: Objects) -> Objects:
+        return np.asarray(a + b)
+
+    def sub(self, a: Objects, b: Objects) -> Objects:
+        return np.asarray(a - b)
+
+    def mul(self, a: Objects, b: Objects) -> Objects:
+        return np.asarray(a * b)
+
+    def div(self, a: Objects, b: Objects) -> Objects:
+        return np.asarray(a / b)
+
+    def matmul(self, a: Objects, b: Objects, stage: str) -> Objects:
+        return self.scalars.product(a, b)
+
+    def transpose(self, a: Objects) -> Objects:
+        return a.T
+
+    def exp(self, a: Objects) -> Objects:
+        return _each(self.scalars.exp, a)
+
+    def log(self, a: Objects) -> Objects:
+        return _each(self.scalars.log, a)
+
+    def tanh(self, a: Objects) -> Objects:
+        return _each(self.scalars.tanh, a)
+
+    def sqrt(self, a: Objects) -> Objects:
+        return _each(self.scalars.sqrt, a)
+
+    def row_max(self, a: Objects, visible: NDArray[Any]) -> Objects:
+        visible = np.broadcast_to(visible, a.shape)
+        out = np.empty((a.shape[0], 1), dtype=object)
+        for i in range(a.shape[0]):
+            seen = [self.scalars.midpoint(x) for x in a[i][visible[i]]]
+            out[i, 0] = max(seen) if seen else self.scalars.number(0.0)
+        return out
+
+    def maximum(self, a: Objects, b: Objects) -> Objects:
+        out = np.empty(a.shape, dtype=object)
+        out.flat = [max(self.scalars.midpoint(x), self.scalars.midpoint(y)) for x, y in zip(a.flat, b.flat, strict=True)]
+        return out
+
+    def row_sum(self, a: Objects, stage: str) -> Objects:
+        out = np.empty((a.shape[0], 1), dtype=object)
+        for i in range(a.shape[0]):
+            out[i, 0] = sum(a[i], self.scalars.number(0.0))
+        return out
+
+    def where(self, visible: NDArray[Any], a: Objects) -> Objects:
+        return np.where(np.broadcast_to(visible, a.shape), a, self.scalars.number(0.0))
+
+    def select(self, condition: NDArray[Any], a: Objects, b: Objects) -> Objects:
+        return np.where(condition, a, b)
+
+    def cos_sin(self, positions: NDArray[Any], frequencies: Objects) -> tuple[Objects, Objects]:
+        whole = np.empty((len(positions), 1), dtype=object)
+        whole.flat = [self.scalars.fraction(int(p), 1) for p in positions]
+        angle = whole * frequencies
+        return _each(self.scalars.cos, angle), _each(self.scalars.sin, angle)
+
+    def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Objects:
+        log_base = self.scalars.log(self.scalars.number(float(base)))
+        out = np.empty((1, len(numerators)), dtype=object)
+        out.flat = [self.scalars.exp(log_base * self.scalars.fraction(int(n), denominator)) for n in numerators]
+        return out
+
+    def columns(self, a: Objects, start: int, stop: int, step: int = 1) -> Objects:
+        return a[:, start:stop:step]
+
+    def rows(self, a: Objects, start: int, stop: int) -> Objects:
+        return a[start:stop]
+
+    def hstack(self, parts: list[Objects]) -> Objects:
+        return np.hstack(parts)
+
+    def round(self, a: Objects, stage: str) -> Objects:
+        return a
+
+    def to_enclosure(self, a: Objects) -> tuple[Float64Array, Float64Array, Float64Array]:
+        split = np.array([self.scalars.split(x) for x in a.flat], dtype=np.float64).reshape(*a.shape, 3)
+        return split[..., 0], split[..., 1], split[..., 2]

@@ -1,0 +1,303 @@
+"""Contracts: the precision that a target claims for each stage, their presets, forms and ladder.
+
+A *preset* is a set of legal *forms* (evaluation orders); a target keeps it if one form is kept by all its cases. Every field is
+a claim about the implementation; the numbers that bounds are made of follow from the fields (`Constants`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from math import ceil, log, log1p
+from typing import Any
+
+from oracle.formats import FORMATS, Format, format_named
+
+ENGINES = ("fma", "h100", "a100", "hopper_fp8")
+# Truncating matrix engines: products a step, fraction bits kept, bits of the running result.
+_ENGINE_STEPS = {"h100": (16, 25, 23), "a100": (8, 24, 23), "hopper_fp8": (32, 13, 13)}
+
+
+class UnknownContract(ValueError):
+    """A contract field or preset that does not exist; the message lists the valid ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """One form of one preset. Format names; None means: the input dtype (or ``compute``, where noted).
+
+    compute: format of dots, exp and sums [fp32, fp64; softmax and rope also the input dtype].
+    engine: how matrix products sum [fma, h100, a100, hopper_fp8].
+    operands: ``tf32`` if fp32 inputs are multiplied in tf32.
+    qk_prescale: ``none``; ``compute`` or ``input`` if q, k are scaled and stored before the product.
+    scores, score_stores: format of stored scores (None: compute) and how often they are rounded to it.
+    weights, weight_scale, normalised_p: format of P in P.V, factor before its cast, whether P is divided by l first.
+    row_sum: ``unrounded``, ``rounded`` (sums the cast P) or the format of the running sum.
+    accumulator: format of the P.V accumulator (None: compute).
+    tile, splits, lag: keys a tile if every tile has a fresh accumulator; split-KV parts; lag of a lazy maximum, nats.
+    exp: largest relative error of exp. output, flush: output format; whether stages flush subnormals.
+    lse: ``natural``, ``base2`` or ``absent``. angle, table, rotate: rope stages (None: compute).
+    form, latent, up: mla: ``materialised`` or ``absorbed``; formats of the latent sum and of up-projected k, v or q
+    (None: compute).
+    """
+
+    preset: str = "fp32"
+    label: str = "plain"
+    compute: str = "fp32"
+    engine: str = "fma"
+    operands: str | None = None
+    qk_prescale: str = "none"
+    scores: str | None = None
+    score_stores: int = 0
+    weights: str | None = None
+    weight_scale: float = 1.0
+    normalised_p: bool = False
+    row_sum: str = "unrounded"
+    accumulator: str | None = None
+    tile: int | None = None
+    splits: int = 1
+    lag: float = 0.0
+    exp: float | None = None
+    output: str | None = None
+    flush: bool = False
+    lse: str = "natural"
+    angle: str | None = None
+    table: str | None = None
+    rotate: str | None = None
+    form: str = "materialised"
+    latent: str | None = None
+    up: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The numbers that one contract gives for one input format (BOUNDS: "Contract constants")."""
+
+    u: float
+    w: float
+    e_exp: float
+    e_b: float
+    e_log: float
+    e_ln: float
+    u_div: float
+    u_o: float
+    omega_o: float
+    u_P: float
+    omega_P: float
+    u_S: float
+    omega_S: float
+    u_q: float
+    u_k: float
+    u_v: float
+    compute: Format
+
+    def g(self, n: float, *, u: float | None = None) -> float:
+        """n u / (1 - n u), inf once n u reaches 1 (Higham's gamma)."""
+        unit = self.u if u is None else u
+        return n * unit / (1 - n * unit) if n * unit < 1 else float("inf")
+
+
+def _omega(fmt: Format, flush: bool) -> float:
+    return fmt.smallest_normal if flush else fmt.omega
+
+
+def constants(contract: Contract, input_format: Format) -> Constants:
+    """The numbers of ``contract`` for inputs of ``input_format``."""
+    compute = _resolve(contract.compute, input_format)
+    u = compute.unit_roundoff
+    weights = _resolve(contract.weights, input_format)
+    scores = compute if contract.scores is None else _resolve(contract.scores, input_format)
+    output = _resolve(contract.output, input_format)
+    cast = weights.precision < compute.precision
+    tf32 = contract.operands == "tf32" and input_format.precision > FORMATS["tf32"].precision
+    operand = FORMATS["tf32"].unit_roundoff if tf32 else 0.0
+    prescale = {"none": 0.0, "compute": u, "input": max(u, input_format.unit_roundoff)}[contract.qk_prescale]
+    e_exp = contract.exp if contract.exp is not None else 4 * u
+    return Constants(
+        u=u,
+        w=compute.smallest_normal,
+        e_exp=e_exp,
+        e_b=e_exp,
+        e_log=4 * u,
+        e_ln=2.0**2.6 * u,
+        u_div=4 * u,
+        u_o=output.unit_roundoff,
+        omega_o=_omega(output, contract.flush),
+        u_P=max(weights.unit_roundoff if cast else 0.0, operand),
+        omega_P=_omega(weights, contract.flush) / contract.weight_scale if cast else 0.0,
+        u_S=scores.unit_roundoff if contract.score_stores else 0.0,
+        omega_S=_omega(scores, contract.flush) if contract.score_stores else 0.0,
+        u_q=operand + prescale * (1 + operand),
+        u_k=operand + prescale * (1 + operand),
+        u_v=operand,
+        compute=compute,
+    )
+
+
+def _resolve(name: str | None, input_format: Format) -> Format:
+    return input_format if name is None or name == "input" else format_named(name)
+
+
+def dot_error(contract: Contract, c: Constants, terms: int) -> float:
+    """c_K: relative to sum |a||b|, the error of one dot product of ``terms`` terms."""
+    return _chain_error(contract, c, terms, terms)
+
+
+def accumulation_error(contract: Contract, c: Constants, keys: int) -> float:
+    """c_n: relative to sum p|v|, the error of the P.V accumulation over ``keys`` keys with its rescales."""
+    depth = _depth(contract, keys)
+    if contract.engine != "fma":
+        b, _, _ = _ENGINE_STEPS[contract.engine]
+        return _chain_error(contract, c, keys, keys, extra_steps=tiles(contract, keys)) + c.g(2 * tiles(contract, keys))
+    accumulator = c.u if contract.accumulator is None else format_named(contract.accumulator).unit_roundoff
+    return c.g(depth, u=max(c.u, accumulator))
+
+
+def row_sum_error(contract: Contract, c: Constants, keys: int) -> float:
+    """h: relative error of the row sum l over ``keys`` keys."""
+    unit = c.u
+    if contract.row_sum not in ("unrounded", "rounded"):
+        unit = max(unit, format_named(contract.row_sum).unit_roundoff)
+    return c.g(_depth(contract, keys), u=unit)
+
+
+def tiles(contract: Contract, keys: int) -> int:
+    """T: how many tiles of keys; ceil(n / 16) unless the contract declares its tile."""
+    return max(1, ceil(keys / (contract.tile or 16)))
+
+
+def rescale_error(contract: Contract, c: Constants, keys: int) -> float:
+    """E = -ln(1 - e_exp) - R ln(1 - e_b), R = T - 1 rescales (0 for a normalised P, which has no running maximum)."""
+    rescales = 0 if contract.normalised_p else tiles(contract, keys) - 1
+    return -log1p(-c.e_exp) - rescales * log1p(-c.e_b)
+
+
+def _depth(contract: Contract, keys: int) -> int:
+    return (contract.tile or keys) + 2 * tiles(contract, keys) + 2
+
+
+def _chain_error(contract: Contract, c: Constants, terms: int, chain: int, *, extra_steps: int = 0) -> float:
+    if contract.engine == "fma":
+        return c.g(chain)
+    b, fraction, result = _ENGINE_STEPS[contract.engine]
+    steps = ceil(terms / b) + extra_steps
+    exponent = steps * ((b + 1) * 2.0**-fraction + 2.0**-result)
+    return float("inf") if exponent > 1 else exponent * (1 + exponent)
+
+
+_LAG = 8 * log(2.0)
+_ATTENTION: dict[str, tuple[Contract, ...]] = {
+    "fp64": (
+        Contract("fp64", "plain", compute="fp64", weights="fp64"),
+        Contract("fp64", "normalised", compute="fp64", weights="fp64", normalised_p=True),
+    ),
+    "fp32": (
+        Contract("fp32", "plain", weights="fp32"),
+        Contract("fp32", "normalised", weights="fp32", normalised_p=True),
+        Contract("fp32", "split", weights="fp32", splits=8),
+    ),
+    "flash": (
+        Contract("flash", "plain"),
+        Contract("flash", "normalised", normalised_p=True),
+        Contract("flash", "split", splits=8),
+        Contract("flash", "rounded row sum", row_sum="rounded"),
+        Contract("flash", "lazy maximum", lag=_LAG),
+    ),
+    "tf32": (
+        Contract("tf32", "plain", weights="fp32", operands="tf32"),
+        Contract("tf32", "normalised", weights="fp32", operands="tf32", normalised_p=True),
+    ),
+    "sdpa_math": (Contract("sdpa_math", "plain", weights="fp32", qk_prescale="compute", normalised_p=True),),
+    "eager": (Contract("eager", "plain", scores="input", score_stores=2, normalised_p=True),),
+}
+_SOFTMAX = {
+    "fp64": (Contract("fp64", "plain", compute="fp64"),),
+    "fp32": (Contract("fp32", "plain"),),
+    "input": (Contract("input", "plain", compute="input"),),
+}
+_ROPE = {
+    "fp64": (Contract("fp64", "plain", compute="fp64"),),
+    "fp32_angle": (Contract("fp32_angle", "plain"),),
+    "fp64_angle": (Contract("fp64_angle", "plain", angle="fp64"),),
+    "input_table": (Contract("input_table", "plain", table="input"),),
+    "input_all": (Contract("input_all", "plain", angle="input", table="input", rotate="input"),),
+}
+_MLA = {
+    name: tuple(replace(f, form=form, label=f"{form} {f.label}") for form in ("materialised", "absorbed") for f in forms)
+    for name, forms in _ATTENTION.items()
+}
+PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
+    "attention": _ATTENTION,
+    "mla": _MLA,
+    "softmax": _SOFTMAX,
+    "log_softmax": _SOFTMAX,
+    "logsumexp": _SOFTMAX,
+    "rope": _ROPE,
+    "rope_apply": _ROPE,
+}
+_LADDERS = {
+    "attention": {"fp64": ("fp64",), "fp32": ("fp32", "sdpa_math", "tf32"), "16": ("fp32", "flash", "sdpa_math", "eager")},
+    "softmax": {"fp64": ("fp64",), "fp32": ("fp32",), "16": ("fp32", "input")},
+    "rope": {
+        "fp64": ("fp64",),
+        "fp32": ("fp64_angle", "fp32_angle"),
+        "16": ("fp64_angle", "fp32_angle", "input_table", "input_all"),
+    },
+}
+_FAMILY = {"mla": "attention", "log_softmax": "softmax", "logsumexp": "softmax", "rope_apply": "rope"}
+
+
+def default_preset(op: str, input_format: str) -> str:
+    """The preset to which an undeclared target is held."""
+    family = _FAMILY.get(op, op)
+    if input_format == "fp64":
+        return "fp64"
+    if family == "attention":
+        return "fp32" if input_format == "fp32" else "flash"
+    return {"softmax": "fp32", "rope": "fp32_angle"}[family]
+
+
+def ladder(op: str, input_format: str) -> tuple[str, ...]:
+    """Presets for inputs of this format, strictest first."""
+    steps = _LADDERS[_FAMILY.get(op, op)]
+    return steps[input_format if input_format in steps else "16"]
+
+
+def preset_forms(op: str, preset: str) -> tuple[Contract, ...]:
+    """The legal forms of a preset; UnknownContract lists the valid names."""
+    known = PRESETS[op]
+    if preset not in known:
+        raise UnknownContract(f"unknown contract {preset!r} for {op}; known: {', '.join(known)}")
+    return known[preset]
+
+
+def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format: str) -> tuple[Contract, ...]:
+    """The forms a target is held to: its preset's, with the fields that it declares replaced in each.
+
+    ``declared`` is None (the default preset), a preset name, or a dict of fields with an optional ``preset``.
+    """
+    if declared is None:
+        return preset_forms(op, default_preset(op, input_format))
+    if isinstance(declared, str):
+        return preset_forms(op, declared)
+    known = {f.name for f in fields(Contract)}
+    unknown = sorted(set(declared) - known)
+    if unknown:
+        raise UnknownContract(f"unknown contract field {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    base = preset_forms(op, declared.get("preset", default_preset(op, input_format)))
+    changed = {k: v for k, v in declared.items() if k != "preset"}
+    forms = tuple(dict.fromkeys(replace(form, **changed) for form in base))
+    for form in forms:
+        _validate(form)
+    return forms
+
+
+def _validate(form: Contract) -> None:
+    if form.engine not in ENGINES:
+        raise UnknownContract(f"unknown engine {form.engine!r}; known: {', '.join(ENGINES)}")
+    if form.qk_prescale not in ("none", "compute", "input"):
+        raise UnknownContract(f"unknown qk_prescale {form.qk_prescale!r}; known: none, compute, input")
+    if form.form not in ("materialised", "absorbed"):
+        raise UnknownContract(f"unknown form {form.form!r}; known: materialised, absorbed")
+    for name in (form.compute, form.scores, form.weights, form.accumulator, form.output, form.angle, form.table, form.rotate):
+        if name is not None and name != "input":
+            format_named(name)

@@ -1,0 +1,126 @@
+"""A case: the exact input of one call of one op, with a hash and a lossless file form.
+
+On disk a case is two files: ``<stem>.safetensors`` with the arrays (bfloat16 as such) and ``<stem>.json``
+with op, options and provenance. The round trip is bit-exact, NaN payloads included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+SCHEMA = 1
+# safetensors' numpy reader has no bfloat16 of its own, so those bits travel as uint16 and the JSON names them.
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class DamagedCase(ValueError):
+    """A case file that cannot be read back; the message is one line and names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Op, arrays by canonical argument name, options by canonical keyword. Inputs are exact as stored."""
+
+    op: str
+    arrays: Mapping[str, NDArray[Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_arrays(self, **arrays: NDArray[Any]) -> Case:
+        return replace(self, arrays={**self.arrays, **arrays})
+
+    def with_options(self, **options: Any) -> Case:
+        return replace(self, options={**self.options, **options})
+
+    def without_options(self, *names: str) -> Case:
+        return replace(self, options={k: v for k, v in self.options.items() if k not in names})
+
+    def digest(self) -> str:
+        """Sixteen hex digits that identify op, options and every bit of the arrays."""
+        h = hashlib.sha256()
+        h.update(json.dumps([self.op, _options_to_json(self.options)], sort_keys=True).encode())
+        for name in sorted(self.arrays):
+            array = self.arrays[name]
+            h.update(f"{name}{array.dtype}{array.shape}".encode())
+            h.update(np.ascontiguousarray(array).tobytes())
+        return h.hexdigest()[:16]
+
+    def describe(self) -> str:
+        """One line: shapes, dtypes and options."""
+        arrays = ", ".join(f"{n}{list(a.shape)} {a.dtype}" for n, a in self.arrays.items())
+        plain = {k: v for k, v in self.options.items() if not isinstance(v, np.ndarray)}
+        held = {k: f"array{list(v.shape)} {v.dtype}" for k, v in self.options.items() if isinstance(v, np.ndarray)}
+        options = ", ".join(f"{k}={v}" for k, v in {**plain, **held}.items())
+        return f"{self.op}({arrays}{'; ' + options if options else ''})"
+
+
+def _options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    # Array-valued options (attn_mask) are named here and stored beside the arrays.
+    return {
+        k: {"array": str(v.dtype), "sha": hashlib.sha256(np.ascontiguousarray(v).tobytes()).hexdigest()[:16]}
+        if isinstance(v, np.ndarray)
+        else ({"hex": float(v).hex()} if isinstance(v, float) else v)
+        for k, v in sorted(options.items())
+    }
+
+
+def save_case(case: Case, stem: Path, *, note: Mapping[str, Any] | None = None) -> tuple[Path, Path]:
+    """Write ``stem.safetensors`` and ``stem.json``; returns both paths. ``note`` is free provenance."""
+    held = {f"options/{k}": v for k, v in case.options.items() if isinstance(v, np.ndarray)}
+    tensors = {**{f"arrays/{k}": v for k, v in case.arrays.items()}, **held}
+    dtypes = {name: str(array.dtype) for name, array in tensors.items()}
+    packed = {n: np.ascontiguousarray(a.view(np.uint16) if a.dtype == _BF16 else a) for n, a in tensors.items()}
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    data, meta = stem.with_suffix(".safetensors"), stem.with_suffix(".json")
+    save_file(packed, data)
+    document = {
+        "schema": SCHEMA,
+        "op": case.op,
+        "options": _options_to_json(case.options),
+        "dtypes": dtypes,
+        "digest": case.digest(),
+        "note": dict(note or {}),
+    }
+    partial = meta.with_suffix(".json.part")
+    partial.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    os.replace(partial, meta)
+    return data, meta
+
+
+def load_case(path: Path) -> Case:
+    """Read a case back from either of its two files. DamagedCase, in one line, if anything does not fit."""
+    stem = path.with_suffix("")
+    try:
+        document = json.loads(stem.with_suffix(".json").read_text())
+        tensors: dict[str, NDArray[Any]] = {}
+        with safe_open(stem.with_suffix(".safetensors"), framework="numpy") as file:
+            for name in file.keys():
+                raw = file.get_tensor(name)
+                tensors[name] = raw.view(_BF16) if document["dtypes"][name] == "bfloat16" else raw
+        options: dict[str, Any] = {}
+        for key, value in document["options"].items():
+            if isinstance(value, dict) and "array" in value:
+                options[key] = tensors[f"options/{key}"]
+            elif isinstance(value, dict) and "hex" in value:
+                options[key] = float.fromhex(value["hex"])
+            else:
+                options[key] = tuple(value) if isinstance(value, list) else value
+        arrays = {n.removeprefix("arrays/"): a for n, a in tensors.items() if n.startswith("arrays/")}
+        case = Case(document["op"], arrays, options)
+        intact = case.digest() == document["digest"]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, SafetensorError) as fault:
+        raise DamagedCase(f"cannot read case {path}: {type(fault).__name__}: {fault}".replace("\n", " ")) from fault
+    if not intact:
+        raise DamagedCase(f"cannot read case {path}: the arrays do not match the stored digest")
+    return case

@@ -1,0 +1,144 @@
+"""Floating-point formats: exact values, neighbours, spacing and rounding.
+
+Every format is IEEE-754 binary with gradual underflow: ``precision`` significant bits (the hidden one
+included), exponents ``emin .. emax`` of normal numbers. All values of every format here are exact
+float64 numbers, so float64 arrays carry them.
+
+Source: IEEE 754-2019 section 3.3; bfloat16 as in the x86 and Arm manuals; tf32 as in NVIDIA's A100
+whitepaper (8 exponent bits, 10 stored fraction bits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One binary format. ``dtype`` is the numpy storage type; tf32 has none and is stored as float32."""
+
+    name: str
+    precision: int
+    emin: int
+    emax: int
+    dtype: Any
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of one rounding to nearest, 2^-precision."""
+        return 2.0**-self.precision
+
+    @property
+    def smallest_normal(self) -> float:
+        return 2.0**self.emin
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return 2.0 ** (self.emin - self.precision + 1)
+
+    @property
+    def omega(self) -> float:
+        """Largest absolute error of one rounding in the subnormal range.
+
+        For fp64 this is half of 2^-1074, which float64 cannot hold: 2^-1074 is returned, an upper bound.
+        """
+        return max(self.smallest_subnormal / 2, 2.0**-1074)
+
+    @property
+    def max_finite(self) -> float:
+        return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.emax
+
+    @property
+    def overflow_threshold(self) -> float:
+        """The magnitude from which rounding to nearest gives infinity (inf for fp64)."""
+        if self.name == "fp64":
+            return float("inf")
+        return (2.0 - 2.0**-self.precision) * 2.0**self.emax
+
+    def round(self, x: Any) -> Float64Array:
+        """Round float64 values to this format, to nearest, ties to even; result as float64."""
+        values = np.asarray(x, dtype=np.float64)
+        if self.name == "fp64":
+            return values.copy()
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            if self.dtype is np.float32 and self.precision == 24:
+                return values.astype(np.float32).astype(np.float64)
+        return _round_by_quantum(values, self)
+
+    def store(self, x: Any) -> NDArray[Any]:
+        """Round float64 values to this format and return them in the storage dtype."""
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            return self.round(x).astype(self.dtype)
+
+    def ulp(self, x: Any) -> Float64Array:
+        """Spacing of this format at |x|, float64; the subnormal spacing below the normal range.
+
+        At and above ``max_finite`` the spacing of the top binade; nan for nan.
+        """
+        magnitude = np.abs(np.asarray(x, dtype=np.float64))
+        _, exponent = np.frexp(np.minimum(magnitude, self.max_finite))
+        exponent = np.where(magnitude == 0, self.emin, exponent - 1)
+        spacing = np.ldexp(1.0, np.clip(exponent, self.emin, self.emax) - self.precision + 1)
+        return np.asarray(np.where(np.isnan(magnitude), np.nan, spacing), dtype=np.float64)
+
+    def next_up(self, x: Any) -> Float64Array:
+        """The least value of the format above x, for x in the format; inf stays inf, -inf gives -max."""
+        values = np.asarray(x, dtype=np.float64)
+        magnitude = np.abs(values)
+        down = magnitude - self.ulp(magnitude) * np.where(self._is_power_above_min(magnitude), 0.5, 1.0)
+        result = np.where(values >= 0, magnitude + self.ulp(magnitude), -down)
+        result = np.where(values >= self.max_finite, np.inf, result)
+        result = np.where(values == -np.inf, -self.max_finite, result)
+        return np.where(np.isnan(values), np.nan, result)
+
+    def next_down(self, x: Any) -> Float64Array:
+        """The greatest value of the format below x, for x in the format."""
+        return -self.next_up(-np.asarray(x, dtype=np.float64))
+
+    def _is_power_above_min(self, magnitude: Float64Array) -> NDArray[np.bool_]:
+        fraction, _ = np.frexp(magnitude)
+        return np.asarray((fraction == 0.5) & (magnitude > self.smallest_normal))
+
+
+def _round_by_quantum(values: Float64Array, fmt: Format) -> Float64Array:
+    # Dividing by a power of two and rint are exact operations, so only the wanted rounding happens:
+    # numpy's own float64 -> float16 and ml_dtypes' casts are not relied upon (some go through float32).
+    finite = np.isfinite(values)
+    safe = np.where(finite, values, 0.0)
+    _, exponent = np.frexp(safe)
+    quantum = np.clip(exponent - 1, fmt.emin, None) - fmt.precision + 1
+    rounded = np.ldexp(np.rint(np.ldexp(safe, -quantum)), quantum)
+    rounded = np.where(np.abs(rounded) > fmt.max_finite, np.copysign(np.inf, safe), rounded)
+    return np.where(finite, np.copysign(rounded, safe), values)
+
+
+FP64 = Format("fp64", 53, -1022, 1023, np.float64)
+FP32 = Format("fp32", 24, -126, 127, np.float32)
+TF32 = Format("tf32", 11, -126, 127, np.float32)
+FP16 = Format("fp16", 11, -14, 15, np.float16)
+BF16 = Format("bf16", 8, -126, 127, ml_dtypes.bfloat16)
+
+FORMATS: dict[str, Format] = {f.name: f for f in (FP64, FP32, TF32, FP16, BF16)}
+STORAGE = ("fp64", "fp32", "fp16", "bf16")
+
+
+def format_named(name: str) -> Format:
+    """The format called ``name``; ValueError lists the known ones."""
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r}; known: {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def format_of(array: NDArray[Any]) -> Format:
+    """The format of a numpy array's dtype; ValueError for other dtypes."""
+    for name in STORAGE:
+        if array.dtype == np.dtype(FORMATS[name].dtype):
+            return FORMATS[name]
+    raise ValueError(f"no floating-point format for dtype {array.dtype}; known: {', '.join(STORAGE)}")

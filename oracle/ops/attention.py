@@ -1,0 +1,162 @@
+"""Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1), one head.
+
+    S = scale q k^T (+ bias),  L_i = ln sum_j exp S_ij,  O = softmax(S) v,  sums over the visible keys of each row.
+
+Shapes, one head: q [Sq, D], k [Sk, D], v [Sk, Dv], visible bool [Sq, Sk], bias [Sq, Sk] or None; S [Sq, Sk], L [Sq, 1],
+O [Sq, Dv]. Exclusion is a boolean, never an added -inf. A row without visible keys (an *empty row*) has S, O and L that mean
+nothing; its value is a convention of the target, judged apart.
+
+`attention` is the definition; `attention_tiled` the online-softmax recurrence (Milakov and Gimelshein 2018, arXiv 1805.02867;
+Dao et al. 2022, arXiv 2205.14135, algorithm 1) and `attention_split` its merge by LSE (flash decoding). All three are the
+same real function: the `mp` arithmetic shows it to the last digits.
+
+Why the enclosures are rigorous: any exact number may be subtracted from every exponent of a row without changing O or L, so
+the shift taken from midpoints is exact; every other step is an inclusion-preserving operation of the arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.base import Arithmetic, Value
+
+Visible = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What one head gives: scores S, shift m, weights exp(S - m), row sum l, output O and log-sum-exp L."""
+
+    scores: Value
+    shift: Value
+    weights: Value
+    total: Value
+    out: Value
+    lse: Value
+
+
+def default_scale(ar: Arithmetic, head_dim: int) -> Value:
+    """1 / sqrt(head_dim), exactly."""
+    return ar.div(ar.rational(1, 1), ar.sqrt(ar.rational(head_dim, 1)))
+
+
+def attention(
+    ar: Arithmetic,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    scale: Value,
+    visible: Visible,
+    bias: Value | None = None,
+    normalise_first: bool = False,
+) -> Attended:
+    """The definition. ``normalise_first`` rounds p = exp(S - m) / l instead of exp(S - m) before the product with v."""
+    scores = scores_of(ar, q, k, scale=scale, bias=bias)
+    return attend(ar, scores, v, visible=visible, normalise_first=normalise_first)
+
+
+def scores_of(ar: Arithmetic, q: Value, k: Value, *, scale: Value, bias: Value | None = None) -> Value:
+    """S = scale q k^T (+ bias) [Sq, Sk]."""
+    raw = ar.round(ar.matmul(q, ar.transpose(k), "scores_accumulator"), "raw_scores")
+    scores = ar.round(ar.mul(raw, scale), "scores")
+    return scores if bias is None else ar.round(ar.add(scores, bias), "scores")
+
+
+def attend(ar: Arithmetic, scores: Value, v: Value, *, visible: Visible, normalise_first: bool = False) -> Attended:
+    """softmax(scores) v and the log-sum-exp, rows over visible keys."""
+    shift = ar.row_max(scores, visible)
+    weights = ar.where(visible, ar.exp(ar.where(visible, ar.sub(scores, shift))))
+    cast = ar.round(weights, "weights")
+    total = ar.row_sum(ar.round(weights, "row_sum_terms"), "row_sum")
+    if normalise_first:
+        out = ar.matmul(ar.round(ar.div(weights, total), "weights"), v, "accumulator")
+    else:
+        out = ar.div(ar.matmul(cast, v, "accumulator"), total)
+    lse = ar.add(shift, ar.log(total))
+    return Attended(scores, shift, weights, total, ar.round(out, "output"), ar.round(lse, "lse"))
+
+
+def attention_tiled(
+    ar: Arithmetic,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    scale: Value,
+    visible: Visible,
+    tile: int,
+    bias: Value | None = None,
+) -> tuple[Value, Value]:
+    """(O, L) by the online-softmax recurrence over tiles of ``tile`` keys: running max, row sum and output."""
+    shift = total = acc = None
+    seen = np.zeros((visible.shape[0], 1), dtype=bool)
+    for start in range(0, visible.shape[1], tile):
+        stop = min(start + tile, visible.shape[1])
+        part = visible[:, start:stop]
+        tile_bias = None if bias is None else ar.columns(bias, start, stop)
+        scores = scores_of(ar, q, ar.rows(k, start, stop), scale=scale, bias=tile_bias)
+        top = ar.row_max(scores, part)
+        here = part.any(axis=1, keepdims=True)
+        if shift is None or total is None or acc is None:
+            new = top
+        else:
+            # A row that has seen nothing takes the tile's maximum as it is; one that sees nothing here keeps its own.
+            new = ar.select(seen & here, ar.maximum(shift, top), ar.select(seen, shift, top))
+        weights = ar.where(part, ar.exp(ar.where(part, ar.sub(scores, new))))
+        tile_total = ar.row_sum(ar.round(weights, "row_sum_terms"), "row_sum")
+        tile_acc = ar.matmul(ar.round(weights, "weights"), ar.rows(v, start, stop), "accumulator")
+        if shift is None or total is None or acc is None:
+            total, acc = tile_total, tile_acc
+        else:
+            rescale = ar.exp(ar.where(seen, ar.sub(shift, new)))
+            total = ar.round(ar.add(ar.mul(total, rescale), tile_total), "row_sum")
+            acc = ar.round(ar.add(ar.mul(acc, rescale), tile_acc), "accumulator")
+        shift, seen = new, seen | here
+    if shift is None:
+        raise ValueError("attention over no keys at all has no value")
+    lse = ar.round(ar.add(shift, ar.log(total)), "lse")
+    return ar.round(ar.div(acc, total), "output"), lse
+
+
+def attention_split(
+    ar: Arithmetic,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    scale: Value,
+    visible: Visible,
+    splits: int,
+    bias: Value | None = None,
+) -> tuple[Value, Value]:
+    """(O, L) by evaluating ``splits`` ranges of keys apart and merging them by their LSEs (split-KV, flash decoding)."""
+    edges = np.linspace(0, visible.shape[1], splits + 1).astype(int)
+    parts = []
+    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        if start == stop:
+            continue
+        part_bias = None if bias is None else ar.columns(bias, int(start), int(stop))
+        part = visible[:, start:stop]
+        keys, values = ar.rows(k, int(start), int(stop)), ar.rows(v, int(start), int(stop))
+        piece = attention(ar, q, keys, values, scale=scale, visible=part, bias=part_bias)
+        parts.append((part.any(axis=1, keepdims=True), piece))
+    return merge(ar, [(seen, piece.out, piece.lse) for seen, piece in parts])
+
+
+def merge(ar: Arithmetic, parts: list[tuple[Visible, Value, Value]]) -> tuple[Value, Value]:
+    """Merge (rows that saw a key, O, L) of disjoint key ranges: O = sum_s e^(L_s - L) O_s, L = ln sum_s e^(L_s)."""
+    lses = ar.hstack([ar.where(seen, lse) for seen, _, lse in parts])
+    alive = np.hstack([seen for seen, _, _ in parts])
+    shift = ar.row_max(lses, alive)
+    weights = ar.where(alive, ar.exp(ar.where(alive, ar.sub(lses, shift))))
+    total = ar.row_sum(weights, "merge")
+    out = None
+    for index, (seen, piece, _) in enumerate(parts):
+        term = ar.mul(ar.where(seen, piece), ar.columns(weights, index, index + 1))
+        out = term if out is None else ar.add(out, term)
+    lse = ar.round(ar.add(shift, ar.log(total)), "lse")
+    return ar.round(ar.div(out, total), "output"), lse

@@ -1,0 +1,52 @@
+"""The table of ops: what each takes, gives and how one block of it is evaluated. Adding an op is adding a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oracle.arithmetic.base import Arithmetic
+from oracle.bounds.contract import Contract
+from oracle.case import Case
+from oracle.enclosure import Block, Rows
+from oracle.formats import Float64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One row.
+
+    inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical keyword
+    names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`. output_shapes: name -> shape for a case.
+    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    options: Mapping[str, Any]
+    blocks: Callable[[Case], list[tuple[int, ...]]]
+    row_count: Callable[[Case], int]
+    evaluate: Callable[[Arithmetic, Case, tuple[int, ...], Rows], Block]
+    output_shapes: Callable[[Case], dict[str, tuple[int, ...]]]
+    model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]]
+
+
+class UnknownOp(ValueError):
+    """An op that does not exist; the message lists the known ones."""
+
+
+def ops() -> dict[str, Op]:
+    """All ops by name."""
+    from oracle.ops import attention_case, mla_case, rope_case, softmax_case
+
+    rows = (*softmax_case.OPS, *rope_case.OPS, *attention_case.OPS, *mla_case.OPS)
+    return {op.name: op for op in rows}
+
+
+def op_named(name: str) -> Op:
+    known = ops()
+    if name not in known:
+        raise UnknownOp(f"unknown op {name!r}; known: {', '.join(known)}")
+    return known[name]
