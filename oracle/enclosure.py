@@ -67,6 +67,12 @@ class Block:
     visible: NDArray[np.bool_] | None = None
     patches: Mapping[str, Enclosure] = field(default_factory=dict)
 
+    def visible_keys(self) -> NDArray[np.bool_]:
+        """``visible``; ValueError for an op that has no keys."""
+        if self.visible is None:
+            raise ValueError("this op has no keys, so nothing says which are visible")
+        return self.visible
+
     def part(self, name: str) -> Enclosure:
         """The enclosure of one named part (``out``, ``lse``, ``scores``, ...)."""
         if name in self.patches:

@@ -89,6 +89,7 @@ class Constants:
     u_k: float
     u_v: float
     compute: Format
+    scores: Format
 
     def g(self, n: float, *, u: float | None = None) -> float:
         """n u / (1 - n u), inf once n u reaches 1 (Higham's gamma)."""
@@ -130,6 +131,7 @@ def constants(contract: Contract, input_format: Format) -> Constants:
         u_k=operand + prescale * (1 + operand),
         u_v=operand,
         compute=compute,
+        scores=scores,
     )
 
 

@@ -53,10 +53,14 @@ def attention(
     visible: Visible,
     bias: Value | None = None,
     normalise_first: bool = False,
+    output_stage: str = "output",
 ) -> Attended:
-    """The definition. ``normalise_first`` rounds p = exp(S - m) / l instead of exp(S - m) before the product with v."""
+    """The definition. ``normalise_first`` rounds p = exp(S - m) / l instead of exp(S - m) before the product with v.
+
+    ``output_stage`` names the rounding of O: a split kernel keeps partial outputs wider than its result.
+    """
     scores = scores_of(ar, q, k, scale=scale, bias=bias)
-    return attend(ar, scores, v, visible=visible, normalise_first=normalise_first)
+    return attend(ar, scores, v, visible=visible, normalise_first=normalise_first, output_stage=output_stage)
 
 
 def scores_of(ar: Arithmetic, q: Value, k: Value, *, scale: Value, bias: Value | None = None) -> Value:
@@ -66,7 +70,15 @@ def scores_of(ar: Arithmetic, q: Value, k: Value, *, scale: Value, bias: Value |
     return scores if bias is None else ar.round(ar.add(scores, bias), "scores")
 
 
-def attend(ar: Arithmetic, scores: Value, v: Value, *, visible: Visible, normalise_first: bool = False) -> Attended:
+def attend(
+    ar: Arithmetic,
+    scores: Value,
+    v: Value,
+    *,
+    visible: Visible,
+    normalise_first: bool = False,
+    output_stage: str = "output",
+) -> Attended:
     """softmax(scores) v and the log-sum-exp, rows over visible keys."""
     shift = ar.row_max(scores, visible)
     weights = ar.where(visible, ar.exp(ar.where(visible, ar.sub(scores, shift))))
@@ -77,7 +89,7 @@ def attend(ar: Arithmetic, scores: Value, v: Value, *, visible: Visible, normali
     else:
         out = ar.div(ar.matmul(cast, v, "accumulator"), total)
     lse = ar.add(shift, ar.log(total))
-    return Attended(scores, shift, weights, total, ar.round(out, "output"), ar.round(lse, "lse"))
+    return Attended(scores, shift, weights, total, ar.round(out, output_stage), ar.round(lse, "lse"))
 
 
 def attention_tiled(
@@ -142,7 +154,7 @@ def attention_split(
         part_bias = None if bias is None else ar.columns(bias, int(start), int(stop))
         part = visible[:, start:stop]
         keys, values = ar.rows(k, int(start), int(stop)), ar.rows(v, int(start), int(stop))
-        piece = attention(ar, q, keys, values, scale=scale, visible=part, bias=part_bias)
+        piece = attention(ar, q, keys, values, scale=scale, visible=part, bias=part_bias, output_stage="partial")
         parts.append((part.any(axis=1, keepdims=True), piece))
     return merge(ar, [(seen, piece.out, piece.lse) for seen, piece in parts])
 

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.rounded import RoundedArithmetic
+from oracle.bounds.contract import Contract
 from oracle.case import Case
 from oracle.enclosure import Block, Rows
+from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops import attention
 from oracle.ops.table import Op
 
@@ -138,6 +141,44 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
     return Block(key, rows, ar, values, ~visible.any(axis=1), undefined, visible)
 
 
+def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
+    """The formats of the named stages that ``contract`` gives for inputs of this format."""
+
+    def named(name: str | None) -> Format:
+        return input_format if name is None or name == "input" else FORMATS[name]
+
+    result = {"weights": named(contract.weights), "output": named(contract.output)}
+    if contract.score_stores:
+        result["raw_scores"] = result["scores"] = named(contract.scores)
+    if contract.row_sum == "rounded":
+        result["row_sum_terms"] = result["weights"]
+    elif contract.row_sum != "unrounded":
+        result["row_sum"] = named(contract.row_sum)
+    if contract.accumulator is not None:
+        result["accumulator"] = named(contract.accumulator)
+    return result
+
+
+def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    """O [r, Dv] and L [r, 1] of an honest kernel of this contract: sequential sums, tiles or splits if declared."""
+    fmt = format_of(case.arrays["q"])
+    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    ar = RoundedArithmetic(compute, stages(contract, fmt))
+    q, k, v, bias, visible, _ = clean_head(case, key, rows)
+    with ar.working():
+        values = [ar.const(a) for a in (q, k, v)]
+        scale = scale_value(ar, case)
+        more = {"scale": scale, "visible": visible, "bias": None if bias is None else ar.const(bias)}
+        if contract.splits > 1:
+            out, lse = attention.attention_split(ar, *values, splits=contract.splits, **more)
+        elif contract.tile is not None and not contract.normalised_p:
+            out, lse = attention.attention_tiled(ar, *values, tile=contract.tile, **more)
+        else:
+            done = attention.attention(ar, *values, normalise_first=contract.normalised_p, **more)
+            out, lse = done.out, done.lse
+        return {"out": ar.to_enclosure(out)[0], "lse": ar.to_enclosure(lse)[0]}
+
+
 def blocks(case: Case) -> list[tuple[int, ...]]:
     check(case)
     b, h = case.arrays["q"].shape[:2]
@@ -159,5 +200,6 @@ OPS = (
         row_count=lambda case: int(case.arrays["q"].shape[2]),
         evaluate=evaluate,
         output_shapes=output_shapes,
+        model=model,
     ),
 )

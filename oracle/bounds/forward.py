@@ -1,0 +1,251 @@
+"""The parts of the forward bound that attention and mla share: from an error of the scores to one of weights, O and L.
+
+Notation (one row): S scores, m their maximum, l = sum exp(S - m), L = m + ln l, p = exp(S - L). A kernel's weights are
+w_j (1 + a_j) with e^-rho_j <= 1 + a_j <= e^rho_j, the same numbers in numerator and denominator; then exactly
+
+    O_a - O = sum_j p_j a_j (v_j - O) / (1 + sum p a),   |.| <= e^(sum p rho) sum_j T_j F_j |v_j - O|,
+    T_j = e^(S_j - L + rho_j),  F_j = 1 - e^-rho_j      (Jensen; O_a also stays in the hull of v)
+
+which is closed form, not first order. Everything here is an upper bound computed from enclosures, in float64, from
+non-negative numbers; the caller multiplies by `inflation` once at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, log1p
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.bounds.contract import Constants, Contract, accumulation_error, rescale_error, row_sum_error, tiles
+from oracle.enclosure import Block, Enclosure
+from oracle.formats import Float64Array, Format
+
+LARGEST_EXPONENT = 600.0
+# Roundings of one score (scale constant, log2 e, product, multiply; bias and slope) and of its exponent, and of |m|, |L| in L.
+SCORE_ROUNDINGS, SCORE_ROUNDINGS_WITH_BIAS, EXPONENT_ROUNDINGS = 6, 8, 6
+MAX_ROUNDINGS, LSE_ROUNDINGS = 4, 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Landscape:
+    """Upper bounds of what one block's rows look like, from enclosures; all [r, n] or [r, 1], zero where not visible."""
+
+    keys: int
+    visible: NDArray[np.bool_]
+    scores: Float64Array
+    scores_rad: Float64Array
+    size: Float64Array
+    below_max: Float64Array
+    log_p: Float64Array
+    p: Float64Array
+    shift: Float64Array
+    max_size: Float64Array
+    lse_size: Float64Array
+    total_inverse: Float64Array
+    log_total: Float64Array
+
+
+def landscape(block: Block) -> Landscape:
+    """What the bounds need of a block that has parts scores [r, n], shift, total and lse [r, 1]."""
+    scores, shift = block.part("scores"), block.part("shift")
+    total, lse = block.part("total"), block.part("lse")
+    visible = block.visible_keys()
+    with np.errstate(all="ignore"):
+        rad = np.where(visible, scores.rad, 0.0)
+        slack = rad.max(axis=1, keepdims=True, initial=0.0)
+        size = np.where(visible, scores.upper_abs(), 0.0)
+        below = np.where(visible, np.maximum(shift.hi - scores.hi + rad + slack, 0.0) + 2.0**-52 * size, 0.0)
+        lse_size = lse.upper_abs()
+        log_p = scores.hi - lse.hi + rad + lse.rad + 2.0**-52 * (size + lse_size)
+        lowest = np.maximum(total.hi - total.rad, 0.5)
+        return Landscape(
+            keys=visible.shape[1],
+            visible=visible,
+            scores=scores.hi,
+            scores_rad=rad,
+            size=size,
+            below_max=below,
+            log_p=np.where(visible, log_p, -np.inf),
+            p=np.where(visible, np.exp(log_p), 0.0),
+            shift=shift.hi,
+            max_size=np.abs(shift.hi) + slack,
+            lse_size=lse_size,
+            total_inverse=1.0 / lowest,
+            log_total=np.maximum(np.log(total.upper_abs()), 0.0),
+        )
+
+
+def inflation(land: Landscape, inner: int) -> float:
+    """Covers the float64 roundings of evaluating the bound itself."""
+    return 1.0 + 2.0**-52 * (land.keys + inner + 512)
+
+
+def dot_scores_error(
+    magnitude: Float64Array, alpha: float, dims: int, dot: float, c: Constants, *, with_bias: bool
+) -> Float64Array:
+    """eps of S = scale q.k from A = alpha sum |q||k| (``magnitude`` [r, n]): chain, stored operands, roundings, underflow."""
+    roundings = SCORE_ROUNDINGS_WITH_BIAS if with_bias else SCORE_ROUNDINGS
+    chain = (dot + c.u_q + c.u_k + c.u_q * c.u_k) * (1 + dot) * magnitude
+    return np.asarray(chain + roundings * c.u * (1 + dot) * magnitude + (1 + alpha) * dims * c.w)
+
+
+def stored_scores_error(eps: Float64Array, land: Landscape, alpha: float, contract: Contract, c: Constants) -> Float64Array:
+    """eps after the scores were rounded ``score_stores`` times to a low format; its underflow counts as omega each."""
+    if not contract.score_stores:
+        return eps
+    stores = contract.score_stores
+    return np.asarray(eps + np.expm1(stores * log1p(c.u_S)) * (land.size + eps) + stores * (1 + alpha) * c.omega_S)
+
+
+def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
+    """rho [r, n]: bound of |ln(1 + a_j)| for the weights of the computed softmax; zero where not visible."""
+    with np.errstate(all="ignore"):
+        lift = np.where(land.visible, land.scores + land.scores_rad + eps, -np.inf) - land.shift
+        overshoot = np.maximum(np.max(lift, axis=1, keepdims=True, initial=-np.inf), 0.0)
+        rho = eps + EXPONENT_ROUNDINGS * c.u * (land.below_max + contract.lag + eps + overshoot)
+        rho = rho + rescale_error(contract, c, land.keys)
+        if contract.row_sum == "rounded":
+            rho = rho - log1p(-c.u_P)
+        if contract.splits > 1:
+            far = np.maximum(land.size, land.max_size), np.maximum(land.size, land.lse_size)
+            fall = np.maximum(-land.log_p, 0.0)
+            rho = rho + 1.001 * c.u * (
+                MAX_ROUNDINGS * far[0] + LSE_ROUNDINGS * far[1] + EXPONENT_ROUNDINGS * (fall + log(max(land.keys, 1)))
+            )
+            rho = rho + c.e_log * log(max(land.keys, 1)) + c.e_ln - log1p(-c.e_exp)
+        return np.where(land.visible, rho, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tilted:
+    """The weights at their worst: upper T [r, n], T F [r, n], G [r, 1], and rows where these exceed float64's comfort."""
+
+    upper: Float64Array
+    moved: Float64Array
+    gain: Float64Array
+    huge: NDArray[np.bool_]
+
+
+def tilt(rho: Float64Array, land: Landscape) -> Tilted:
+    with np.errstate(all="ignore"):
+        exponent = np.where(land.visible, land.log_p + rho, -np.inf)
+        spent = np.where(land.p > 0, land.p * rho, 0.0).sum(axis=1, keepdims=True)
+        top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
+        huge = ~((top <= LARGEST_EXPONENT) & (spent <= LARGEST_EXPONENT))
+        upper = np.exp(np.minimum(exponent, LARGEST_EXPONENT))
+        return Tilted(upper, upper * -np.expm1(-rho), np.exp(np.minimum(spent, LARGEST_EXPONENT)), huge)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """Sums over visible keys per output: sum w |v - O| for each given w, sum |v - O|, max |v - O|, sum |v|, max |v|."""
+
+    weighted: list[Float64Array]
+    distance: Float64Array
+    farthest: Float64Array
+    size: Float64Array
+    largest: Float64Array
+
+
+def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible: NDArray[np.bool_]) -> Spread:
+    """v [n, Dv], out [r, Dv], each weight [r, n] (zero where not visible) -> all [r, Dv]."""
+    rows, width = out.hi.shape
+    weighted = [np.zeros((rows, width)) for _ in weights]
+    distance, farthest = np.zeros((rows, width)), np.zeros((rows, width))
+    size, largest = np.zeros((rows, width)), np.zeros((rows, width))
+    reach = out.rad + np.abs(out.lo)
+    if rows * v.size <= 2**17:
+        gap = np.where(visible[:, :, None], np.abs(v[None] - out.hi[:, None, :]) + reach[:, None, :], 0.0)
+        held = np.where(visible[:, :, None], np.abs(v)[None], 0.0)
+        weighted = [np.matmul(w[:, None, :], gap)[:, 0] for w in weights]
+        return Spread(
+            weighted, gap.sum(axis=1), gap.max(axis=1, initial=0.0), held.sum(axis=1), held.max(axis=1, initial=0.0)
+        )
+    stacked = np.stack(weights, axis=1) if weights else np.zeros((rows, 0, v.shape[0]))
+    magnitude = np.abs(v)
+    whole = magnitude.sum(axis=0), magnitude.max(axis=0, initial=0.0)
+    for i in range(rows):
+        # One row at a time keeps the [n, Dv] distances in cache.
+        seen = visible[i]
+        everything = bool(seen.all())
+        gap = np.abs((v if everything else v[seen]) - out.hi[i])
+        gap += reach[i]
+        sums = (stacked[i] if everything else stacked[i][:, seen]) @ gap
+        for index in range(len(weights)):
+            weighted[index][i] = sums[index]
+        distance[i], farthest[i] = gap.sum(axis=0), gap.max(axis=0, initial=0.0)
+        size[i], largest[i] = whole if everything else (magnitude[seen].sum(axis=0), magnitude[seen].max(axis=0, initial=0.0))
+    return Spread(weighted, distance, farthest, size, largest)
+
+
+def weights_part(tilted: Tilted, weighted: Float64Array, farthest: Float64Array) -> Float64Array:
+    """W [r, Dv]: the error of O that wrong weights can cause."""
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(tilted.huge, farthest, np.minimum(tilted.gain * weighted, farthest)))
+
+
+def cast_part(tilted: Tilted, v_magnitude: Float64Array, largest: Float64Array) -> Float64Array:
+    """Z [r, Dv]: an upper bound of sum p^a |v|, which the cast of P and the accumulation multiply."""
+    with np.errstate(all="ignore"):
+        product = tilted.gain * (tilted.upper @ v_magnitude)
+        return np.asarray(np.where(tilted.huge, largest, np.minimum(product, largest)))
+
+
+def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
+    """kP: relative error of the cast of P, of v's operand rounding and of the accumulation (and of p's own division)."""
+    cast = 0.0 if contract.row_sum == "rounded" else c.u_P
+    k = (1 + cast) * (1 + c.u_v) * (1 + accumulation_error(contract, c, land.keys)) - 1
+    if contract.normalised_p:
+        k += c.u_div * (1 + k)
+    if contract.splits > 1:
+        k += c.u_div + c.u + (contract.splits + 2) * c.u
+    return k
+
+
+def underflow_part(tilted: Tilted, land: Landscape, found: Spread, contract: Contract, c: Constants) -> Float64Array:
+    """U [r, Dv]: absolute errors of exp, of the cast of P and of products that underflow."""
+    n = land.keys
+    factor = tilted.gain * land.total_inverse
+    lost = found.distance if contract.row_sum == "rounded" else found.size
+    cast = c.omega_P * lost if contract.normalised_p else factor * c.omega_P * lost
+    return np.asarray(cast + factor * (c.w * found.distance + n * tiles(contract, n) * c.w) + n * c.w)
+
+
+def output_factor(land: Landscape, contract: Contract, c: Constants) -> float:
+    """H: what the denominator, the division and the output rounding multiply the whole by."""
+    h = row_sum_error(contract, c, land.keys)
+    if h >= 1:
+        return float("inf")
+    division = 0.0 if contract.normalised_p else c.u_div
+    return (1 + division) * (1 + c.u_o) / (1 - h) - 1 + land.keys * c.w
+
+
+def out_bound(inner: Float64Array, out: Enclosure, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
+    """E + H (|O| + E) + omega_o."""
+    return np.asarray(inner + output_factor(land, contract, c) * (out.upper_abs() + inner) + c.omega_o)
+
+
+def lse_bound(tilted: Tilted, rho: Float64Array, land: Landscape, contract: Contract, c: Constants, fmt: Format) -> Float64Array:
+    """dL [r, 1] for an LSE returned in ``fmt``."""
+    h = row_sum_error(contract, c, land.keys)
+    if h >= 1:
+        return np.full(land.max_size.shape, np.inf)
+    with np.errstate(all="ignore"):
+        lme = np.log1p(tilted.moved.sum(axis=1, keepdims=True))
+        # Clipping the exponent would be unsound: far rows use ln sum p e^rho through the largest exponent.
+        exponent = np.where(land.visible, land.log_p + rho, -np.inf)
+        top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
+        far = top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True))
+        lme = np.where(tilted.huge, np.maximum(far, 0.0), lme)
+        bound = lme - log1p(-h) + land.keys * c.w + c.e_log * (land.log_total + lme + h) + c.e_ln
+        bound = bound + c.u * (MAX_ROUNDINGS * land.max_size + LSE_ROUNDINGS * land.lse_size)
+        if contract.row_sum == "rounded":
+            bound = bound + tilted.gain * land.total_inverse * land.keys * c.omega_P
+        if contract.splits > 1:
+            bound = bound + (contract.splits + 1) * c.u + LSE_ROUNDINGS * c.u * land.lse_size
+        bound = bound * (1 + 8 * c.u)
+        if fmt.precision < c.compute.precision:
+            bound = bound + fmt.unit_roundoff * (land.lse_size + bound) + fmt.omega
+        return np.asarray(bound)
