@@ -1,0 +1,119 @@
+"""torch.nn.functional.scaled_dot_product_attention, one target per backend (PyTorch documentation, "SDPA").
+
+Causal alignment is top_left. No backend may be replaced by another: `sdpa_kernel` raises where the asked one cannot run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+Tensor = torch.Tensor
+
+
+def _run(
+    backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool, mask: Tensor | None
+) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    with sdpa_kernel([backend]):
+        return sdpa(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+
+
+def math(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+) -> Tensor:
+    """The math backend: q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] -> [B, Hq, Sq, Dv]."""
+    return _run(SDPBackend.MATH, q, k, v, scale, is_causal, attn_mask)
+
+
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+) -> Tensor:
+    """The flash backend (on a CPU: torch's own tiled kernel; on a GPU: FlashAttention 2); needs D == Dv."""
+    return _run(SDPBackend.FLASH_ATTENTION, q, k, v, scale, is_causal, attn_mask)
+
+
+def efficient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+) -> Tensor:
+    """The memory-efficient backend (GPU only)."""
+    return _run(SDPBackend.EFFICIENT_ATTENTION, q, k, v, scale, is_causal, attn_mask)
+
+
+def cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+) -> Tensor:
+    """The cuDNN backend (GPU only)."""
+    return _run(SDPBackend.CUDNN_ATTENTION, q, k, v, scale, is_causal, attn_mask)
+
+
+def flash_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """The CPU flash kernel called directly, which also gives the LSE [B, Hq, Sq] in float32 (float64 for fp64)."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    out, lse = torch._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    return (out, lse) if return_lse else out
+
+
+_COMMON: dict[str, Any] = {"op": "attention", "conventions": {"causal_alignment": "top_left"}}
+math.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
+    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+    "devices": ("cpu", "cuda"),
+    "description": "torch SDPA, math backend",
+}
+flash.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
+    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+    "devices": ("cpu", "cuda"),
+    "description": "torch SDPA, flash backend",
+}
+flash_lse.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
+    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+    "devices": ("cpu",),
+    "description": "torch SDPA, CPU flash kernel with its LSE",
+}
+efficient.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
+    "dtypes": ("fp32", "fp16", "bf16"),
+    "devices": ("cuda",),
+    "description": "torch SDPA, memory-efficient backend",
+}
+cudnn.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
+    "dtypes": ("fp16", "bf16"),
+    "devices": ("cuda",),
+    "description": "torch SDPA, cuDNN backend",
+}

@@ -1,0 +1,30 @@
+"""torch.softmax, torch.log_softmax and torch.logsumexp over the last axis."""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def softmax(x: Tensor) -> Tensor:
+    """softmax over the last axis, same shape and dtype."""
+    return torch.softmax(x, dim=-1)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """log softmax over the last axis, same shape and dtype."""
+    return torch.log_softmax(x, dim=-1)
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    """log sum exp over the last axis, [..., n] -> [...]."""
+    return torch.logsumexp(x, dim=-1)
+
+
+for _function in (softmax, log_softmax, logsumexp):
+    _function.__attn_oracle__ = {  # type: ignore[attr-defined]
+        "op": _function.__name__,
+        "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+        "description": f"torch.{_function.__name__}",
+    }
