@@ -1,0 +1,181 @@
+"""Every honest variant agrees with plain float64 loops, on inputs that cross its tile borders.
+
+The tolerance counts roundings generously; whether a variant keeps its contract is for the
+property suite to say.
+"""
+
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from meta_tests.targets import plain_reference
+from meta_tests.targets.plain_reference import Exact
+from targets.honest.table import HONEST, Honest
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+TINY = {"fp64": 2.0**-126, "fp32": 2.0**-126, "fp16": 2.0**-24, "bf16": 2.0**-126}
+ROWS = [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row in HONEST for dtype in row.dtypes]
+COARSE = (
+    "prescaled_query",
+    "rounded_row_sum",
+    "rope_input_table",
+)  # a stage has the input dtype's resolution
+CAUSAL = [(1, 1), (5, 5), (33, 33), (7, 64), (40, 33)]
+KEYS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129]
+
+
+def load(target: str) -> Any:
+    module, function = target.split(":")
+    return getattr(import_module(module), function)
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def assert_close(result: Any, expected: list[Exact], dtype: str, *, described: str = "") -> None:
+    """Within the roundings that `Exact` counts, 8 times those of the compute dtype; NaN-strict."""
+    compute = 2.0**-53 if dtype == "fp64" else 2.0**-24
+    for got, exact in zip(outputs(result), expected, strict=True):
+        stored = ROUNDOFF[dtype] * 1.01 if got.dtype == DTYPES[dtype] else compute
+        seen = got.double().numpy()
+        assert seen.shape == exact.value.shape, described
+        finite = np.isfinite(exact.value)
+        np.testing.assert_array_equal(seen[~finite], exact.value[~finite], err_msg=described)
+        error = np.abs(seen[finite] - exact.value[finite])
+        bound = (stored * exact.stored + 8 * compute * exact.computed)[finite] + TINY[dtype]
+        assert np.all(error <= bound), f"{described}: {np.max(error - bound)} beyond the tolerance"
+
+
+def random(generator: torch.Generator, dtype: str, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+
+
+def attention_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    def qkv(
+        rows: int, keys: int, *, heads: int = 1, shared: int = 1, dim: int = 5, value: int = 3
+    ) -> dict[str, Any]:
+        shapes = {"q": (2, heads, rows, dim), "k": (2, shared, keys, dim), "v": (2, shared, keys, value)}
+        arguments: dict[str, Any] = {n: random(generator, dtype, *shape) for n, shape in shapes.items()}
+        return arguments | {"return_lse": True}
+
+    cases = [qkv(2, keys) for keys in KEYS]
+    cases += [qkv(rows, keys) | {"is_causal": True} for rows, keys in CAUSAL]
+    cases.append(qkv(3, 40, heads=6, shared=2) | {"scale": 0.7})
+    hidden = torch.rand(2, 1, 3, 70, generator=generator) < 0.5
+    hidden[0, 0, 0] = True
+    hidden[1, 0, 1, :64] = True
+    cases.append(qkv(3, 70, heads=2) | {"attn_mask": ~hidden})
+    cases.append(
+        qkv(3, 70, heads=2) | {"attn_mask": torch.where(hidden, -torch.inf, random(generator, dtype, 3, 70))}
+    )
+    cases.append(
+        qkv(20, 70) | {"attn_mask": torch.rand(20, 70, generator=generator) < 0.9, "is_causal": True}
+    )
+    return cases
+
+
+def mla_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = []
+    for rows, keys, causal in ((1, 1, False), (3, 33, False), (33, 33, True), (2, 40, True)):
+        shapes = {
+            "q_nope": (2, 3, rows, 4), "q_pe": (2, 3, rows, 2), "c_kv": (2, keys, 6), "k_pe": (2, keys, 2),
+            "w_uk": (3, 4, 6), "w_uv": (3, 5, 6),
+        }  # fmt: skip
+        tensors: dict[str, Any] = {n: random(generator, dtype, *shape) for n, shape in shapes.items()}
+        cases.append(tensors | {"is_causal": causal, "return_lse": True})
+    return cases
+
+
+def rope_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    places = [torch.arange(7), torch.tensor([[0, 1, 2], [40, 41, 3000]]), torch.tensor([9])]
+    options: list[dict[str, Any]] = [
+        {},
+        {"layout": "interleaved"},
+        {"rotary_dim": 4},
+        {"base": 500.0, "rotary_dim": 6, "layout": "interleaved"},
+    ]
+    return [
+        {"x": random(generator, dtype, 2, 3, place.shape[-1], 8), "positions": place, **more}
+        for place in places
+        for more in options
+    ]
+
+
+def rope_apply_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    angle = torch.rand(5, 3, generator=generator) * 6
+    tables = {"cos": angle.cos().to(DTYPES[dtype]), "sin": angle.sin().to(DTYPES[dtype])}
+    return [
+        {"x": random(generator, dtype, 2, 3, 5, 8), **tables, "layout": layout}
+        for layout in ("half", "interleaved")
+    ]
+
+
+def softmax_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = [{"x": random(generator, dtype, 3, n)} for n in (1, 2, 3, 33, 300)]
+    holes = random(generator, dtype, 4, 9)
+    holes[0], holes[1, ::2] = -torch.inf, -torch.inf
+    return [*cases, {"x": holes}, {"x": random(generator, dtype, 2, 3, 4) * 50}]
+
+
+CASES = {
+    "attention": attention_cases, "mla": mla_cases, "rope": rope_cases, "rope_apply": rope_apply_cases,
+    "softmax": softmax_cases, "log_softmax": softmax_cases, "logsumexp": softmax_cases,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "dtype"), ROWS)
+def test_agrees_with_plain_loops(row: Honest, dtype: str) -> None:
+    function = load(row.target)
+    reference = getattr(plain_reference, row.op)
+    generator = torch.Generator().manual_seed(20240707)
+    for arguments in CASES[row.op](generator, dtype):
+        kept = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}
+        result = function(**arguments)
+        described = ", ".join(
+            f"{n}={tuple(v.shape) if isinstance(v, Tensor) else v}" for n, v in arguments.items()
+        )
+        exact = reference(**arguments)
+        if row.name in COARSE and dtype in ("fp16", "bf16"):
+            coarser = ROUNDOFF[dtype] / 2.0**-24
+            exact = [one._replace(computed=one.computed * coarser) for one in exact]
+        assert_close(result, exact, dtype, described=described)
+        assert all(
+            torch.equal(arguments[name], value) for name, value in kept.items() if not value.isnan().any()
+        )
+
+
+@pytest.mark.parametrize("row", HONEST, ids=lambda row: row.name)
+def test_the_table_says_what_the_function_declares(row: Honest) -> None:
+    declared = load(row.target).__attn_oracle__
+    assert (declared["op"], declared["dtypes"]) == (row.op, row.dtypes)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [row.target for row in HONEST if row.op == "attention"],
+    ids=lambda target: target.split(":")[-1],
+)
+def test_hidden_nan_and_inf_are_blocked_and_seen_ones_are_not(target: str) -> None:
+    function = load(target)
+    q, k, v = torch.randn(3, 1, 1, 40, 4, generator=torch.Generator().manual_seed(1))
+    clean = function(q, k, v, is_causal=True, return_lse=True)
+    for poison in (torch.nan, torch.inf, 1e30):
+        bad_k, bad_v = k.clone(), v.clone()
+        bad_k[..., 35, :], bad_v[..., 35, :] = poison, poison
+        out, log = function(q, bad_k, bad_v, is_causal=True, return_lse=True)
+        assert torch.equal(out[..., :35, :], clean[0][..., :35, :])
+        assert torch.equal(log[..., :35], clean[1][..., :35])
+        assert not torch.isclose(out[..., 35:, :], clean[0][..., 35:, :]).any()
+
+
+def test_the_tables_import_no_torch() -> None:
+    program = "import sys, targets.honest.table, targets.mutants.table; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,164 @@
+"""Every mutant is what its row says: on its smallest input it differs from correct values, by numbers alone.
+
+All but the openly wrong survive the test that people usually write.
+
+That each dies by its named property is for the property suite's own meta-test.
+"""
+
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meta_tests.targets import plain_reference
+from meta_tests.targets.plain_reference import Exact
+from meta_tests.targets.test_honest_variants import DTYPES, assert_close, load, outputs
+from targets import mutants
+from targets.mutants.smallest import SIDE_EFFECTS, SMALLEST
+from targets.mutants.table import MUTANTS, Mutant
+
+HONEST = {
+    "attention": "targets.honest.flash:attention", "mla": "targets.honest.mla:materialised",
+    "rope": "targets.honest.rope:rope", "rope_apply": "targets.honest.rope:rope_apply",
+    "softmax": "targets.honest.softmax:softmax", "log_softmax": "targets.honest.softmax:log_softmax",
+    "logsumexp": "targets.honest.softmax:logsumexp",
+}  # fmt: skip
+FILES = {path.stem for path in Path(mutants.__file__).parent.glob("*.py")} - {"__init__", "table", "smallest"}
+# Any comparison with correct values kills these.
+OPENLY_WRONG = {
+    "scale_one_by_default", "lazy_rescaling_mixes_maxima", "last_key_of_full_tile_dropped",
+    "logsumexp_base_two",
+    "rope_layouts_swapped", "rope_halves_exchanged", "rope_exponent_of_pair", "rope_sine_negated",
+    "mla_rope_part_omitted", "mla_scale_from_content_dim", "mla_divides_by_scale", "mla_rope_key_per_head",
+    "mla_absorbed_value_heads_reversed",
+}  # fmt: skip
+
+
+def rows(names: Iterable[str]) -> list[Any]:
+    chosen = [row for row in MUTANTS if row.name in set(names)]
+    return [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row in chosen for dtype in row.dtypes]
+
+
+def honest(row: Mutant, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
+    return outputs(load(HONEST[row.op])(**arguments))
+
+
+def expected(row: Mutant, arguments: dict[str, Any]) -> list[Exact]:
+    top_left = {"top_left": True} if row.name == "causal_bottom_right" else {}
+    pairs: list[Exact] = getattr(plain_reference, row.op)(**arguments, **top_left)
+    return pairs
+
+
+def test_rows_files_and_smallest_inputs_match() -> None:
+    names = [row.name for row in MUTANTS]
+    assert len(names) == len(set(names))
+    assert set(names) == FILES
+    assert set(names) == set(SMALLEST) | set(SIDE_EFFECTS)
+    assert set(names) >= OPENLY_WRONG
+
+
+@pytest.mark.parametrize("row", MUTANTS, ids=lambda row: row.name)
+def test_the_row_says_what_the_file_says(row: Mutant) -> None:
+    declared = load(row.target).__attn_oracle__
+    assert (declared["op"], declared["dtypes"]) == (row.op, row.dtypes)
+    text = import_module(row.target.split(":")[0]).__doc__ or ""
+    assert set(re.findall(r"[\w.-]+/[\w.-]+#\d+", text)) == set(row.reports)
+    assert "Smallest input:" in text
+
+
+@pytest.mark.parametrize(("row", "dtype"), rows(SMALLEST))
+def test_differs_by_numbers_alone(row: Mutant, dtype: str) -> None:
+    """Same shapes and dtypes as the honest kernel, which is right on this input, while the mutant is not."""
+    arguments = SMALLEST[row.name](DTYPES[dtype])
+    right = honest(row, arguments)
+    wrong = outputs(load(row.target)(**arguments))
+    assert [(x.shape, x.dtype) for x in wrong] == [(x.shape, x.dtype) for x in right]
+    reference = expected(row, arguments)
+    if row.name != "causal_bottom_right":  # the honest kernel has the other alignment
+        assert_close(right, reference, dtype)
+    with pytest.raises(AssertionError):
+        assert_close(wrong, reference, dtype)
+
+
+def casual_inputs(op: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """What is usually tried: N(0, 1), 64 tokens or 50, no options."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    match op:
+        case "attention":
+            return [{name: normal(2, 2, s, 64) for name in "qkv"} for s in (64, 50)]
+        case "rope":
+            return [{"x": normal(1, 2, 8, 64), "positions": torch.arange(8)}]
+        case "rope_apply":
+            return [{"x": normal(1, 2, 8, 64), "cos": normal(8, 32).cos(), "sin": normal(8, 32).sin()}]
+        case "mla":
+            shapes = {"q_nope": (1, 2, 8, 16), "q_pe": (1, 2, 8, 8), "c_kv": (1, 8, 32), "k_pe": (1, 8, 8),
+                      "w_uk": (2, 16, 32), "w_uv": (2, 16, 32)}  # fmt: skip
+            return [{name: normal(*shape) for name, shape in shapes.items()}]
+    return [{"x": normal(4, 64)}, {"x": normal(2, 3, 64)}]
+
+
+def survives(row: Mutant, dtype: str) -> bool:
+    """On one of the usual inputs nobody would notice: tolerances of 2e-2, the LSE not looked at."""
+    function = load(row.target)
+    for arguments in casual_inputs(row.op, DTYPES[dtype]):
+        right = honest(row, arguments)[0].float()
+        if torch.allclose(outputs(function(**arguments))[0].float(), right, rtol=2e-2, atol=2e-2):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("row", "dtype"), rows(row.name for row in MUTANTS))
+def test_is_alive_on_casual_input(row: Mutant, dtype: str) -> None:
+    assert survives(row, dtype) == (row.name not in OPENLY_WRONG)
+
+
+def test_query_scaled_in_place() -> None:
+    from targets.mutants.query_scaled_in_place import attention
+
+    q, k, v = torch.ones(3, 1, 1, 1, 4)
+    assert outputs(attention(q.clone(), k, v))[0].equal(
+        honest(_row("query_scaled_in_place"), {"q": q, "k": k, "v": v})[0]
+    )
+    attention(q, k, v)
+    assert q.tolist() == [[[[0.5] * 4]]]
+
+
+def test_pads_past_the_end() -> None:
+    from targets.mutants.pads_past_the_end import attention
+
+    buffer = torch.ones(2, 1)
+    k = buffer[None, None, :1]
+    attention(torch.ones(1, 1, 1, 1), k, torch.ones(1, 1, 1, 1))
+    assert buffer.tolist() == [[1.0], [0.0]]
+
+
+def test_rope_cached_by_length() -> None:
+    from targets.mutants.rope_cached_by_length import rope
+
+    x = torch.ones(1, 1, 1, 2)
+    base = 12345.0  # no other test has filled the cache for this one
+    first = rope(x, torch.tensor([1]), base=base)
+    assert first.equal(
+        honest(_row("rope_cached_by_length"), {"x": x, "positions": torch.tensor([1]), "base": base})[0]
+    )
+    assert rope(x, torch.tensor([2]), base=base).equal(first)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_rope_promotes(dtype: str) -> None:
+    from targets.mutants.rope_promotes import rope
+
+    assert rope(torch.ones(1, 1, 1, 2, dtype=DTYPES[dtype]), torch.tensor([1])).dtype == torch.float32
+
+
+def _row(name: str) -> Mutant:
+    return next(row for row in MUTANTS if row.name == name)

@@ -1,0 +1,56 @@
+"""The metadata of the honest kernels and of the mutants made from them: `fn.__attn_oracle__`."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+ALL = ("fp64", "fp32", "fp16", "bf16")
+UP_TO_32_BITS = ("fp32", "fp16", "bf16")
+
+CONVENTIONS: Mapping[str, Mapping[str, str]] = {
+    "attention": {
+        "causal_alignment": "bottom_right",
+        "lse_base": "e",
+        "empty_row": "zero",
+        "empty_row_lse": "-inf",
+        "masked_nan": "blocked",
+    },
+    "mla": {
+        "causal_alignment": "bottom_right",
+        "lse_base": "e",
+        "empty_row": "zero",
+        "empty_row_lse": "-inf",
+        "masked_nan": "blocked",
+    },
+    "softmax": {"empty_row": "zero"},
+    "logsumexp": {"lse_base": "e", "empty_row_lse": "-inf"},
+}
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def describe(
+    op: str,
+    *,
+    dtypes: tuple[str, ...] = UP_TO_32_BITS,
+    contract: str | Mapping[str, object] | None = None,
+    conventions: Mapping[str, str] | None = None,
+) -> Callable[[Function], Function]:
+    """Attach what a target declares; `conventions` overrides the honest ones of its op one by one.
+
+    Without a contract the target is held to the default of each input dtype.
+    """
+
+    def attach(function: Function) -> Function:
+        described: dict[str, object] = {
+            "op": op,
+            "dtypes": dtypes,
+            "devices": ("cpu",),
+            "framework": "torch",
+            "conventions": {**CONVENTIONS.get(op, {}), **(conventions or {})},
+        }
+        if contract is not None:
+            described["contract"] = contract
+        setattr(function, "__attn_oracle__", described)  # noqa: B010 - mypy knows no attributes of functions
+        return function
+
+    return attach

@@ -1,0 +1,68 @@
+"""Attention kernels that differ from `flash.attention` in one step, and stay honest."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from targets.honest import flash
+from targets.honest.flash import Result, Steps, kernel
+
+LOG2_E = math.log2(math.e)
+LAG = 8.0 * math.log(2.0)
+
+
+def in_base_two(log2_e: float) -> Steps:
+    """The exp2 domain of GPU kernels: log2(e) is folded into the scale, the LSE is turned back to nats.
+
+    `log2_e` is a parameter so that a kernel with a poor constant can be built.
+    """
+
+    def add_bias(tile: Tensor, bias: Tensor, alpha: float) -> Tensor:
+        return tile + bias.to(tile.dtype) * log2_e
+
+    return Steps(
+        scale_of=lambda given, head_dim: flash.scale_of(given, head_dim) * log2_e,
+        add_bias=add_bias,
+        weights=lambda tile, base: torch.exp2(tile - base),
+        rescale=lambda old, base: torch.exp2(old - base),
+        lse=lambda maximum, total: (maximum + torch.log2(total)) * math.log(2.0),
+    )
+
+
+def scores_of_prescaled_query(q: Tensor, k: Tensor, alpha: float) -> Tensor:
+    """Scale q first and store it in the input dtype, as kernels do that keep q in 16-bit registers."""
+    return flash.scores((q * alpha).to(q.dtype), k, 1.0)
+
+
+def lazy_row_max(old: Tensor, tile: Tensor) -> Tensor:
+    """FlashAttention-4's trick: keep a stale maximum until it lags by more than a factor 2^8."""
+    new = tile.amax(-1, keepdim=True)
+    return torch.where(new - old > LAG, new, old)
+
+
+def row_sum_of_rounded(total: Tensor, p: Tensor, rounded: Tensor) -> Tensor:
+    return total + rounded.to(total.dtype).sum(-1, keepdim=True)
+
+
+def split(parts: int) -> Callable[..., Result]:
+    return kernel(Steps(splits=parts), contract={"preset": "flash", "splits": parts})
+
+
+tile_16 = kernel(Steps(tile=16))
+tile_64 = kernel(Steps(tile=64))
+tile_128 = kernel(Steps(tile=128))
+exp2_domain = kernel(in_base_two(LOG2_E))
+split_2 = split(2)
+split_4 = split(4)
+split_8 = split(8)
+reversed_keys = kernel(Steps(right_to_left=True))
+uncast_weights = kernel(Steps(cast=lambda p, dtype: p), contract="fp32")
+prescaled_query = kernel(
+    Steps(scores=scores_of_prescaled_query), contract={"preset": "flash", "qk_prescale": "input"}
+)
+lazy_rescaling = kernel(Steps(row_max=lazy_row_max), contract={"preset": "flash", "lag": LAG})
+rounded_row_sum = kernel(
+    Steps(row_sum=row_sum_of_rounded), contract={"preset": "flash", "row_sum": "rounded"}
+)

@@ -1,0 +1,62 @@
+"""The honest variants: every property must let every one of them live. Targets are named, not imported."""
+
+from dataclasses import dataclass
+
+ALL = ("fp64", "fp32", "fp16", "bf16")
+UP_TO_32_BITS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Honest:
+    """One correct kernel: where it is, which dtypes it takes, and its form."""
+
+    name: str
+    op: str
+    target: str
+    dtypes: tuple[str, ...]
+    form: str
+
+
+def _flash(name: str, form: str) -> Honest:
+    return Honest(name, "attention", f"targets.honest.flash_variants:{name}", UP_TO_32_BITS, form)
+
+
+def _other(name: str, op: str, target: str, form: str, *, dtypes: tuple[str, ...] = UP_TO_32_BITS) -> Honest:
+    return Honest(name, op, f"targets.honest.{target}", dtypes, form)
+
+
+HONEST: tuple[Honest, ...] = (
+    _other(
+        "flash", "attention", "flash:attention", "tiles of 32 keys, P cast to the input dtype", dtypes=ALL
+    ),
+    _flash("tile_16", "tiles of 16 keys"),
+    _flash("tile_64", "tiles of 64 keys"),
+    _flash("tile_128", "tiles of 128 keys"),
+    _flash("exp2_domain", "log2(e) folded into the scale, exp2, LSE turned back to nats"),
+    _flash("split_2", "2 splits of the keys, merged by their LSE"),
+    _flash("split_4", "4 splits of the keys, merged by their LSE"),
+    _flash("split_8", "8 splits of the keys, merged by their LSE"),
+    _flash("reversed_keys", "tiles from the last key to the first"),
+    _flash("uncast_weights", "P stays in float32"),
+    _flash("prescaled_query", "q * scale rounded to the input dtype, as its contract declares"),
+    _flash("lazy_rescaling", "a maximum that may lag by a factor 2^8, as its contract declares"),
+    _flash("rounded_row_sum", "the row sum adds the rounded P"),
+    _other("normalised", "attention", "normalised:attention", "P divided by the row sum before its cast"),
+    _other("mla_materialised", "mla", "mla:materialised", "keys and values built per head"),
+    _other("mla_absorbed", "mla", "mla:absorbed", "projections moved to query and output"),
+    _other("rope", "rope", "rope:rope", "float32 angles, both layouts", dtypes=ALL),
+    _other("rope_fp64_angle", "rope", "rope_variants:fp64_angle", "float64 angles"),
+    _other(
+        "rope_input_table",
+        "rope",
+        "rope_variants:input_table",
+        "cos and sin stored in the input dtype, declared",
+    ),
+    _other("rope_complex", "rope", "rope_variants:complex_product", "a complex product"),
+    _other("rope_apply", "rope_apply", "rope:rope_apply", "the rotation alone, in float32", dtypes=ALL),
+    _other("softmax", "softmax", "softmax:softmax", "float32 reduction", dtypes=ALL),
+    _other("softmax_exp2", "softmax", "softmax:softmax_exp2", "exp2 of (x - m) log2(e)", dtypes=ALL),
+    _other("log_softmax", "log_softmax", "softmax:log_softmax", "(x - m) - ln l", dtypes=ALL),
+    _other("log_softmax_by_lse", "log_softmax", "softmax:log_softmax_by_lse", "x - L", dtypes=ALL),
+    _other("logsumexp", "logsumexp", "softmax:logsumexp", "float32 reduction", dtypes=ALL),
+)

@@ -1,0 +1,9 @@
+"""log2(e) is 1.442: in a 16-bit output invisible, in the LSE plain.
+
+Smallest input: one key with score 8.
+"""
+
+from targets.honest.flash import kernel
+from targets.honest.flash_variants import in_base_two
+
+attention = kernel(in_base_two(1.442))

@@ -1,0 +1,198 @@
+"""For each mutant the smallest input on which it differs from its honest counterpart, as keyword arguments.
+
+`SMALLEST[name](dtype)` gives torch tensors in that dtype; all values are exact in each dtype of the mutant.
+Without other need heads and batches are single, D and Dv are 1, scores are q k with scale 1. The defects that
+no single output shows have their own tests and stand in `SIDE_EFFECTS`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Arguments = dict[str, Any]
+Builder = Callable[[torch.dtype], Arguments]
+Row = Sequence[float]
+
+SIDE_EFFECTS = ("query_scaled_in_place", "pads_past_the_end", "rope_cached_by_length", "rope_promotes")
+
+
+def attention(
+    q: Sequence[Row], k: Sequence[Row], v: Sequence[Row], *, scale: float | None = 1.0, **more: Any
+) -> Builder:
+    """One head from the rows of q `[Sq, D]`, k `[Sk, D]`, v `[Sk, Dv]`."""
+
+    def build(dtype: torch.dtype) -> Arguments:
+        tensors = {name: torch.tensor([[rows]], dtype=dtype) for name, rows in (("q", q), ("k", k), ("v", v))}
+        return {**tensors, "scale": scale, "return_lse": True, **more}
+
+    return build
+
+
+def heads(query_heads: int, kv_heads: int, *, batch: int = 1, mask: Tensor | None = None) -> Builder:
+    """Two keys of score 0; the values are 1, 2, 3, ... over batch, head and key."""
+
+    def build(dtype: torch.dtype) -> Arguments:
+        values = torch.arange(1, batch * kv_heads * 2 + 1).view(batch, kv_heads, 2, 1).to(dtype)
+        q = torch.zeros(batch, query_heads, 1, 1, dtype=dtype)
+        return {"q": q, "k": torch.zeros_like(values), "v": values, "attn_mask": mask, "return_lse": True}
+
+    return build
+
+
+def mla(heads: int, keys: int) -> Builder:
+    """All dimensions 1, queries and W_UK 1; latents and rotary keys 1, 2, ... over keys, W_UV over heads."""
+
+    def build(dtype: torch.dtype) -> Arguments:
+        ones = torch.ones(1, heads, 1, 1, dtype=dtype)
+        keyed = torch.arange(1, keys + 1).view(1, keys, 1).to(dtype)
+        headed = torch.arange(1, heads + 1).view(heads, 1, 1).to(dtype)
+        return {
+            "q_nope": ones, "q_pe": ones.clone(), "c_kv": keyed, "k_pe": keyed.clone(),
+            "w_uk": torch.ones_like(headed), "w_uv": headed, "return_lse": True,
+        }  # fmt: skip
+
+    return build
+
+
+def rope(x: Row, position: int, **more: Any) -> Builder:
+    """One token."""
+    return lambda dtype: {
+        "x": torch.tensor([[[x]]], dtype=dtype),
+        "positions": torch.tensor([position]),
+        **more,
+    }
+
+
+def softmax(x: Any) -> Builder:
+    return lambda dtype: {"x": torch.tensor(x, dtype=dtype)}
+
+
+def visible(*keys: bool) -> Tensor:
+    """A mask `[1, Sk]`."""
+    return torch.tensor([keys])
+
+
+def two_sequences(dtype: torch.dtype) -> Arguments:
+    return {"x": torch.ones(2, 1, 1, 2, dtype=dtype), "positions": torch.tensor([[0], [1]])}
+
+
+def two_entries(dtype: torch.dtype) -> Arguments:
+    tables = {"cos": torch.tensor([[241 / 256]], dtype=dtype), "sin": torch.tensor([[0.0]], dtype=dtype)}
+    return {"x": torch.tensor([[[[137 / 128, 0.0]]]], dtype=dtype), **tables}
+
+
+ZERO, ONE = [[0.0]], [[1.0]]
+TWO_KEYS = ([[0.0], [0.0]], [[1.0], [2.0]])
+EMPTY_ROW = attention([[0.0], [0.0]], ZERO, ONE, is_causal=True)
+FUTURE = attention([[0.0], [0.0]], *TWO_KEYS, is_causal=True)
+UNEQUAL = attention(ZERO, *TWO_KEYS, is_causal=True)
+LONG_ROW = attention(ZERO, [[0.0]] * 512, [[1.0]] * 512)
+PARTIAL = rope([1.0] * 8, 1, rotary_dim=4)
+
+SMALLEST: Mapping[str, Builder] = {
+    "finite_max_sentinel": attention([[-256.0]], [[300.0]], ONE),
+    "max_of_current_tile": attention(ONE, [[3.0]] * 32 + [[-100.0]], [[1.0]] * 32 + [[2.0]]),
+    "scores_in_fp16": attention([[40.0] * 64], [[40.0] * 64], ONE, scale=None),
+    "scores_in_bf16": attention([[1.0, 1.0]], [[1000.0, 0.0], [1000.0, 1.0]], [[0.0], [1.0]]),
+    "accumulator_in_fp16": attention(ZERO, [[0.0]] * 2, [[49152.0]] * 2),
+    "split_merge_without_max": attention(ONE, [[100.0]] * 2, [[1.0], [2.0]]),
+    "zero_max_after_hidden_tile": attention([[1.0]] * 33, [[-200.0]] * 33, [[1.0]] * 33, is_causal=True),
+    "fused_exponent": attention([[133120.0] * 64], [[133120.0] * 64], ONE, scale=None),
+    "lazy_rescaling_mixes_maxima": attention(ONE, [[0.0]] * 32 + [[1.0]], [[0.0]] * 32 + [[1.0]]),
+    "accumulator_through_bf16": attention(ZERO, [[0.0]] * 288, [[8.0]] * 32 + [[1.0], *[[0.0]] * 31] * 8),
+    "denominator_in_bf16": LONG_ROW,
+    "denominator_in_fp16": attention(ONE, [[0.0], [-1.0]], ONE * 2),
+    "tf32_dots": attention([[1 + 2**-12]], [[1 + 2**-12]], ONE),
+    "log2e_four_digits": attention(ONE, [[8.0]], ONE),
+    "exp_quadratic": attention(ONE, [[0.0], [-0.25]], [[0.0], [1.0]]),
+    "gain_one_percent": attention(ZERO, ZERO, ONE),
+    "scaled_query_rounded": attention([[1.0] * 3], [[1.0] * 3], ONE, scale=None),
+    "approximate_reciprocal": attention(ZERO, ZERO, ONE),
+    "denominator_epsilon": attention(ZERO, ZERO, ONE),
+    "query_on_fixed_grid": attention([[2**-10]], [[2**10]], ONE),
+    "empty_row_nan": EMPTY_ROW,
+    "mask_as_finfo_min": EMPTY_ROW,
+    "mask_minus_1e4": attention([[200.0]], [[0.0], [100.0]], [[1.0], [2.0]], attn_mask=visible(True, False)),
+    "mask_adds_minus_inf": attention(
+        ONE, [[0.0], [math.nan]], [[1.0], [2.0]], attn_mask=visible(True, False)
+    ),
+    "masked_value_leaks": attention(ONE, [[0.0], [0.0]], [[1.0], [math.nan]], attn_mask=visible(True, False)),
+    "nan_swallowed": attention([[math.nan]], ZERO, ONE),
+    "causal_top_left": UNEQUAL,
+    "causal_bottom_right": UNEQUAL,
+    "causal_sees_next_key": FUTURE,
+    "causal_ignored": FUTURE,
+    "causal_dropped_on_full_tiles": attention(
+        [[0.0]] * 32, [[0.0]] * 32, [[0.0]] + [[1.0]] * 31, is_causal=True
+    ),
+    "causal_dropped_with_lse": FUTURE,
+    "mask_inverted": attention(ZERO, *TWO_KEYS, attn_mask=visible(True, False)),
+    "mask_read_as_length": attention(
+        ZERO, [[0.0]] * 3, [[0.0], [0.0], [1.0]], attn_mask=visible(False, True, True)
+    ),
+    "mask_ignored_beyond_512": attention(
+        ZERO, [[0.0]] * 513, [[0.0]] * 512 + [[512.0]], attn_mask=visible(*[True] * 512, False)
+    ),
+    "mask_of_head_zero": heads(2, 2, mask=torch.eye(2, dtype=torch.bool).view(1, 2, 1, 2)),
+    "mask_offset_ignores_broadcast": heads(
+        2, 2, batch=2, mask=torch.eye(2, dtype=torch.bool).view(2, 1, 1, 2)
+    ),
+    "first_tile_hidden_nan": attention(
+        ZERO, [[0.0]] * 33, [[1.0]] * 33, attn_mask=visible(*[False] * 32, True)
+    ),
+    "tail_keys_kept": attention(ZERO, ZERO, ONE),
+    "last_key_of_full_tile_dropped": attention(ZERO, [[0.0]] * 32, [[0.0]] * 31 + [[1.0]]),
+    "last_tile_dropped": attention([[0.0]] * 33, [[0.0]] * 33, [[0.0]] * 32 + [[1.0]], is_causal=True),
+    "last_odd_row_zeroed": attention([[0.0]] * 3, ZERO, ONE),
+    "value_tiles_swapped": attention(ONE, [[0.0]] * 95 + [[20.0]], [[0.0]] * 95 + [[1.0]]),
+    "head_dim_beyond_64_ignored": attention([[1.0] * 65], [[0.0] * 64 + [1.0]], ONE),
+    "value_dim_from_head_dim": attention(ZERO, ZERO, [[1.0, 1.0]]),
+    "gqa_tiled": heads(4, 2),
+    "gqa_group_is_kv_heads": heads(6, 2),
+    "scale_ignored": attention([[1.0] * 4], [[1.0] * 4], ONE, scale=2.0),
+    "scale_one_by_default": attention([[1.0] * 4], [[1.0] * 4], ONE, scale=None),
+    "scale_from_padded_dim": attention(ONE, ONE, ONE, scale=None),
+    "scale_twice_with_mask": attention([[1.0] * 4], [[1.0] * 4], ONE, scale=None, attn_mask=visible(True)),
+    "bias_scaled": attention(
+        [[0.0] * 4], [[0.0] * 4] * 2, [[0.0], [1.0]], scale=None, attn_mask=torch.tensor([[0.0, 3.0]])
+    ),
+    "lse_base_two": attention(ONE, ONE, ONE),
+    "lse_plus_inf": EMPTY_ROW,
+    "lse_finite": EMPTY_ROW,
+    "rope_layout_ignored": rope([1.0] * 4, 1, layout="interleaved"),
+    "rope_layouts_swapped": rope([1.0] * 4, 1),
+    "rope_halves_exchanged": rope([1.0, 0.0], 0),
+    "rope_positions_in_bf16": rope([1.0, 1.0], 257),
+    "rope_positions_in_fp16": rope([1.0, 1.0], 2049),
+    "rope_frequencies_in_bf16": rope([1.0] * 4, 100, base=1000.0),
+    "rope_table_in_input_dtype": rope([1.0, 1.0], 1),
+    "rope_turns_saturate": rope([1.0, 1.0], 2**18),
+    "rope_table_too_short": rope([1.0, 1.0], 4096),
+    "rope_exponent_of_pair": rope([1.0] * 4, 1),
+    "rope_sine_negated": rope([1.0, 1.0], 1),
+    "rope_base_10050": rope([1.0] * 4, 1),
+    "rope_base_ignored": rope([1.0] * 4, 1, base=100.0),
+    "rope_rotates_everything": rope([1.0] * 4, 1, rotary_dim=2),
+    "rope_exponent_of_head_dim": PARTIAL,
+    "rope_partial_twice": PARTIAL,
+    "rope_positions_restart": rope([1.0, 1.0], 1),
+    "rope_positions_of_first_sequence": two_sequences,
+    "rope_apply_truncates": two_entries,
+    "softmax_without_max": softmax([1000.0]),
+    "softmax_sum_in_bf16": softmax([0.0] * 512),
+    "softmax_in_input_dtype": softmax([0.0, -4.5]),
+    "softmax_empty_row_nan": softmax([-math.inf]),
+    "softmax_implicit_axis": softmax([[[0.0, 0.0]]]),
+    "softmax_last_odd_entry_left_out": softmax([0.0] * 3),
+    "log_of_softmax": softmax([0.0, -200.0]),
+    "logsumexp_without_max": softmax([1000.0]),
+    "logsumexp_base_two": softmax([1.0]),
+    "mla_rope_part_omitted": mla(1, 1),
+    "mla_scale_from_content_dim": mla(1, 1),
+    "mla_divides_by_scale": mla(1, 1),
+    "mla_rope_key_per_head": mla(2, 2),
+    "mla_absorbed_value_heads_reversed": mla(2, 1),
+}
