@@ -426,6 +426,7 @@ def test_kernels_are_interpreted_whether_or_not_the_environment_says_so(order: s
         capture_output=True,
         text=True,
         timeout=120,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     q = torch.arange(2 * 40 * 24).remainder(97).reshape(1, 2, 40, 24).bfloat16() / 32
