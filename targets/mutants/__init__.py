@@ -1,5 +1,4 @@
-"""Kernels that are broken on purpose, one defect per file, and the table that names the property that must
-kill each.
+"""Kernels that are broken on purpose, one defect per file, and the table of the properties that kill them.
 
 A mutant is a correct kernel (`targets.honest`) with one step replaced, so that nothing but the defect can
 explain its death: it neither crashes nor returns another shape. `table.py` imports no torch. `smallest.py`

@@ -1,5 +1,4 @@
-"""The running maximum starts at a finite -50000: rows whose scores all lie below it underflow to an empty
-row.
+"""The running maximum starts at a finite -50000: rows whose scores all lie below it look like empty ones.
 
 Reported: flashinfer-ai/flashinfer#4450. Smallest input: one key with score -76800.
 """

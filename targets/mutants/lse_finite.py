@@ -1,5 +1,4 @@
-"""The LSE of a row without keys is 0, though the kernel declares -inf: merged with others, the empty part has
-weight.
+"""The LSE of a row without keys is 0, though the kernel declares -inf: merging gives such a part weight.
 
 Confirmed: vllm-project/vllm#49294. Smallest input: causal, two queries, one key.
 """

@@ -1,5 +1,4 @@
-"""The zero weight of a hidden key is multiplied with its NaN value, though the kernel declares that it blocks
-this.
+"""The zero weight of a hidden key meets its NaN value, though the kernel declares that it blocks this.
 
 Confirmed: vllm-project/vllm#936. Reported: Dao-AILab/flash-attention#2374, pytorch/pytorch#101967.
 Smallest input: two keys, the second hidden, with value NaN.

@@ -1,5 +1,4 @@
-"""The maximum of the current tile replaces the running one: right in exact arithmetic, but rescaling can
-overflow.
+"""The maximum of the current tile replaces the running one: exact on paper, but rescaling can overflow.
 
 Confirmed: tile-ai/tilelang#1148. Smallest input: a tile with scores 3, then one key with score -100.
 """

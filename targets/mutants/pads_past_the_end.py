@@ -1,5 +1,4 @@
-"""The tail of the last tile of K is zeroed in place, in memory behind the tensor that belongs to somebody
-else.
+"""The tail of the last tile of K is zeroed in place, in memory behind the tensor: somebody else's.
 
 Reported, for an append into a full cache: Dao-AILab/flash-attention#638.
 Smallest input: one key that is the first of two rows of a buffer.

@@ -1,5 +1,4 @@
-"""The float32 table promotes the output: 16-bit inputs come back in float32. The one mutant that dies by a
-dtype.
+"""The float32 table promotes the output: 16-bit inputs come back in float32. No other mutant dies by a dtype.
 
 Reported: huggingface/pytorch-image-models#2794. Smallest input: two entries, position 1.
 """

@@ -1,5 +1,4 @@
-"""The range reduction counts turns in int16: beyond 32767 turns the polynomials for sin and cos leave their
-range.
+"""The range reduction counts turns in int16: beyond 32767 the polynomials for sin and cos leave their range.
 
 Confirmed, as sin and cos without a sound range reduction: kekzl/imp#1316. Reported:
 tenstorrent/tt-metal#51845.

@@ -1,5 +1,4 @@
-"""Without an axis, the first one is taken for 1-D and 3-D inputs and the second for others, as in torch's old
-rule.
+"""Without an axis, 1-D and 3-D inputs take the first, others the second, as in torch's old rule.
 
 Smallest input: shape [1, 1, 2].
 """
