@@ -23,6 +23,18 @@ from safetensors.numpy import save_file
 SCHEMA = 1
 # safetensors' numpy reader has no bfloat16 of its own, so those bits travel as uint16 and the JSON names them.
 _BF16 = np.dtype(ml_dtypes.bfloat16)
+# What reading a file that is no case can raise: from the file system, json, float.fromhex, safetensors, and lookups in
+# a document of another form.
+_UNREADABLE = (
+    OSError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    SafetensorError,
+)
 
 
 class DamagedCase(ValueError):
@@ -53,7 +65,7 @@ class Case:
         for name in sorted(self.arrays):
             array = self.arrays[name]
             h.update(f"{name}{array.dtype}{array.shape}".encode())
-            h.update(np.ascontiguousarray(array).tobytes())
+            h.update(array.tobytes())
         return h.hexdigest()[:16]
 
     def describe(self) -> str:
@@ -67,12 +79,20 @@ class Case:
 
 def _options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     # Array-valued options (attn_mask) are named here and stored beside the arrays.
-    return {
-        k: {"array": str(v.dtype), "sha": hashlib.sha256(np.ascontiguousarray(v).tobytes()).hexdigest()[:16]}
-        if isinstance(v, np.ndarray)
-        else ({"hex": float(v).hex()} if isinstance(v, float) else v)
-        for k, v in sorted(options.items())
-    }
+    return {key: _option_to_json(value) for key, value in sorted(options.items())}
+
+
+def _option_to_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        content = hashlib.sha256(value.tobytes()).hexdigest()[:16]
+        return {"array": str(value.dtype), "shape": list(value.shape), "sha": content}
+    plain = value.item() if isinstance(value, np.generic) else value
+    return {"hex": plain.hex()} if isinstance(plain, float) else plain
+
+
+def _files(stem: Path) -> tuple[Path, Path]:
+    # Not with_suffix: a stem may hold dots ("scale-0.5").
+    return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
 
 
 def save_case(case: Case, stem: Path, *, note: Mapping[str, Any] | None = None) -> tuple[Path, Path]:
@@ -80,9 +100,9 @@ def save_case(case: Case, stem: Path, *, note: Mapping[str, Any] | None = None) 
     held = {f"options/{k}": v for k, v in case.options.items() if isinstance(v, np.ndarray)}
     tensors = {**{f"arrays/{k}": v for k, v in case.arrays.items()}, **held}
     dtypes = {name: str(array.dtype) for name, array in tensors.items()}
-    packed = {n: np.ascontiguousarray(a.view(np.uint16) if a.dtype == _BF16 else a) for n, a in tensors.items()}
+    packed = {n: _packed(a) for n, a in tensors.items()}
     stem.parent.mkdir(parents=True, exist_ok=True)
-    data, meta = stem.with_suffix(".safetensors"), stem.with_suffix(".json")
+    data, meta = _files(stem)
     save_file(packed, data)
     document = {
         "schema": SCHEMA,
@@ -98,13 +118,18 @@ def save_case(case: Case, stem: Path, *, note: Mapping[str, Any] | None = None) 
     return data, meta
 
 
+def _packed(array: NDArray[Any]) -> NDArray[Any]:
+    # A plain copy in C order: ascontiguousarray would make [1] of a scalar array.
+    return np.array(array.view(np.uint16) if array.dtype == _BF16 else array, order="C")
+
+
 def load_case(path: Path) -> Case:
     """Read a case back from either of its two files. DamagedCase, in one line, if anything does not fit."""
-    stem = path.with_suffix("")
+    data, meta = _files(path.with_suffix("") if path.suffix in (".json", ".safetensors") else path)
     try:
-        document = json.loads(stem.with_suffix(".json").read_text())
+        document = json.loads(meta.read_text())
         tensors: dict[str, NDArray[Any]] = {}
-        with safe_open(stem.with_suffix(".safetensors"), framework="numpy") as file:
+        with safe_open(data, framework="numpy") as file:
             for name in file.keys():
                 raw = file.get_tensor(name)
                 tensors[name] = raw.view(_BF16) if document["dtypes"][name] == "bfloat16" else raw
@@ -119,8 +144,9 @@ def load_case(path: Path) -> Case:
         arrays = {n.removeprefix("arrays/"): a for n, a in tensors.items() if n.startswith("arrays/")}
         case = Case(document["op"], arrays, options)
         intact = case.digest() == document["digest"]
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, SafetensorError) as fault:
-        raise DamagedCase(f"cannot read case {path}: {type(fault).__name__}: {fault}".replace("\n", " ")) from fault
+    except _UNREADABLE as fault:
+        message = f"cannot read case {path}: {type(fault).__name__}: {fault}"
+        raise DamagedCase(message.replace("\n", " ")) from fault
     if not intact:
         raise DamagedCase(f"cannot read case {path}: the arrays do not match the stored digest")
     return case

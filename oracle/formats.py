@@ -70,7 +70,7 @@ class Format:
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             if self.dtype is np.float32 and self.precision == 24:
                 return values.astype(np.float32).astype(np.float64)
-        return _round_by_quantum(values, self)
+            return _round_by_quantum(values, self)
 
     def store(self, x: Any) -> NDArray[Any]:
         """Round float64 values to this format and return them in the storage dtype."""
@@ -93,7 +93,9 @@ class Format:
         values = np.asarray(x, dtype=np.float64)
         magnitude = np.abs(values)
         down = magnitude - self.ulp(magnitude) * np.where(self._is_power_above_min(magnitude), 0.5, 1.0)
-        result = np.where(values >= 0, magnitude + self.ulp(magnitude), -down)
+        with np.errstate(over="ignore"):
+            # Above the largest fp64 number the sum is infinite, which is the answer.
+            result = np.where(values >= 0, magnitude + self.ulp(magnitude), -down)
         result = np.where(values >= self.max_finite, np.inf, result)
         result = np.where(values == -np.inf, -self.max_finite, result)
         return np.where(np.isnan(values), np.nan, result)

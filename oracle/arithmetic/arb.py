@@ -29,9 +29,9 @@ def split_ball(x: flint.arb) -> tuple[float, float, float]:
     if not (np.isfinite(hi) and x.is_finite()):
         return (hi if np.isfinite(hi) else 0.0), 0.0, float("inf")
     lo = float((x.mid() - hi).mid())
-    outside = float((x - hi - lo).abs_upper())
-    # float() rounds to nearest: one step up makes it an upper bound again.
-    return hi, lo, float(np.nextafter(outside, np.inf)) if outside > 0 else 0.0
+    outside = (x - hi - lo).abs_upper()
+    # float() rounds to nearest, to zero below 2^-1075: one step up makes it an upper bound again.
+    return hi, lo, float(np.nextafter(float(outside), np.inf)) if outside > 0 else 0.0
 
 
 def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:

@@ -70,7 +70,9 @@ def _norm2(x: Float64Array, axis: int) -> Float64Array:
     top = float(np.max(np.abs(x))) if x.size else 0.0
     if not np.isfinite(top):
         return np.full(_kept(x, axis), np.inf)
-    # Scaling by a power of two is exact up to underflow of entries that are 2^-500 of the largest.
+    # Scaling by a power of two is exact but for entries far below the largest, and squares below 2^-1022 may be lost:
+    # together they hide at most 2^-511 scale for each entry, and nothing where all is zero.
+    lost = 2.0**-510 if top > 0 else TINY
     scale = 2.0 ** int(np.clip(np.frexp(top)[1], -1000, 1000)) if top > 0 else 1.0
     if 2.0**-300 < scale < 2.0**300:
         scale = 1.0
@@ -79,7 +81,7 @@ def _norm2(x: Float64Array, axis: int) -> Float64Array:
         y = x / scale
     square = np.einsum("ij,ij->i" if axis == 1 else "ij,ij->j", y, y)
     n = x.shape[axis]
-    return np.asarray(np.expand_dims(np.sqrt(square), axis) * (scale * (1 + (n + 8) * 2 * U)) + TINY * n)
+    return np.asarray(np.expand_dims(np.sqrt(square), axis) * (scale * (1 + (n + 8) * 2 * U)) + scale * lost * n)
 
 
 def _kept(x: Float64Array, axis: int) -> tuple[int, int]:
@@ -283,7 +285,7 @@ def _exact(a: Ball) -> bool:
 
 def _row_total(rad: Any, n: int) -> Any:
     if np.ndim(rad) == 2 and np.shape(rad)[1] == n:
-        return np.sum(rad, axis=1, keepdims=True)
+        return np.sum(rad, axis=1, keepdims=True) * (1 + (n + 2) * 2 * U)
     return n * np.asarray(rad)
 
 

@@ -1,0 +1,248 @@
+"""Formats against witnesses that share nothing with them: bit fields, integers, Fractions, and numpy's own casts."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from oracle.formats import BF16, FORMATS, FP16, FP32, FP64, TF32, format_named, format_of
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+# name: (stored bits, fraction bits, exponent bias), from the standards, not from the module under test
+LAYOUT = {"fp16": (16, 10, 15), "bf16": (16, 7, 127), "fp32": (32, 23, 127), "tf32": (19, 10, 127), "fp64": (64, 52, 1023)}
+SHORT = pytest.mark.parametrize("fmt", [FP16, BF16], ids=lambda f: f.name)
+EVERY = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+
+
+def every_pattern(fmt):
+    """All 2^16 patterns in the storage dtype."""
+    return np.arange(2**16, dtype=np.uint16).view(fmt.dtype)
+
+
+def decode(bits: int, name: str) -> Fraction | None:
+    """The exact value of a finite bit pattern; None for inf and NaN."""
+    width, fraction_bits, bias = LAYOUT[name]
+    sign = -1 if bits >> (width - 1) else 1
+    exponent = (bits >> fraction_bits) & ((1 << (width - 1 - fraction_bits)) - 1)
+    fraction = bits & ((1 << fraction_bits) - 1)
+    if exponent == (1 << (width - 1 - fraction_bits)) - 1:
+        return None
+    if exponent == 0:
+        return sign * Fraction(fraction) * Fraction(2) ** (1 - bias - fraction_bits)
+    return sign * Fraction(fraction + (1 << fraction_bits)) * Fraction(2) ** (exponent - bias - fraction_bits)
+
+
+def ladder(fmt):
+    """All finite values >= 0 in order, as float64, and infinity."""
+    top = 0x7C00 if fmt is FP16 else 0x7F80
+    return np.array([*(float(decode(b, fmt.name)) for b in range(top)), np.inf])
+
+
+def rounded_exactly(x: Fraction, name: str) -> float:
+    """x rounded to nearest, ties to even, in integers only."""
+    _, fraction_bits, bias = LAYOUT[name]
+    magnitude = abs(x)
+    if magnitude == 0:
+        return 0.0
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    exponent -= magnitude < Fraction(2) ** exponent
+    quantum = Fraction(2) ** (max(exponent, 1 - bias) - fraction_bits)
+    steps = round(magnitude / quantum)  # Fraction rounds half to even
+    value = steps * quantum
+    largest = (2 - Fraction(1, 2**fraction_bits)) * Fraction(2) ** bias
+    return float("inf" if value > largest else value) * (1 if x > 0 else -1)
+
+
+def double_spread(rng, fmt, n):
+    """float64 numbers over the whole range of the format and beyond it, with random significands."""
+    exponents = rng.integers(fmt.emin - fmt.precision - 3, fmt.emax + 2, n)
+    x = np.ldexp(rng.uniform(1, 2, n), np.clip(exponents, -1074, 1023).astype(int)) * rng.choice([-1, 1], n)
+    return x[np.isfinite(x)]
+
+
+# ---- every pattern of the 16-bit formats
+
+
+@SHORT
+def test_values_are_those_of_the_bit_fields(fmt):
+    stored = every_pattern(fmt)
+    with np.errstate(invalid="ignore"):
+        wide = stored.astype(np.float64)
+    exact = [decode(b, fmt.name) for b in range(2**16)]
+    assert all((e is None) == (not np.isfinite(w)) for e, w in zip(exact, wide, strict=True))
+    assert all(e is None or e == Fraction(float(w)) for e, w in zip(exact, wide, strict=True))
+    assert max(e for e in exact if e is not None) == Fraction(fmt.max_finite)
+    assert min(e for e in exact if e is not None and e > 0) == Fraction(fmt.smallest_subnormal)
+
+
+@SHORT
+def test_store_gives_every_pattern_back(fmt):
+    stored = every_pattern(fmt)
+    with np.errstate(invalid="ignore"):
+        wide = stored.astype(np.float64)
+    nan = np.isnan(wide)
+    back = fmt.store(wide)
+    assert back.dtype == stored.dtype
+    assert np.array_equal(back.view(np.uint16)[~nan], stored.view(np.uint16)[~nan])  # signed zeros included
+    assert np.isnan(back[nan].astype(np.float64)).all() and nan.sum() > 0
+
+
+@SHORT
+def test_neighbours_walk_the_whole_ladder(fmt):
+    up = ladder(fmt)
+    whole = np.concatenate([-up[:0:-1], up])
+    assert np.array_equal(fmt.next_up(whole[:-1]), whole[1:])
+    assert np.array_equal(fmt.next_down(whole[1:]), whole[:-1])
+    assert fmt.next_up(-0.0) == up[1] and fmt.next_down(0.0) == -up[1] and fmt.next_down(-0.0) == -up[1]
+    assert fmt.next_up(np.inf) == np.inf and fmt.next_down(-np.inf) == -np.inf
+    assert np.isnan(fmt.next_up(np.nan))
+
+
+@SHORT
+def test_ulp_is_the_distance_to_the_next_above(fmt):
+    up = ladder(fmt)
+    spacing = np.diff(up)
+    spacing[-1] = spacing[-2]  # at the largest finite number: its binade's spacing, not infinity
+    assert np.array_equal(fmt.ulp(up[:-1]), spacing)
+    assert np.array_equal(fmt.ulp(-up[:-1]), spacing)
+    assert np.array_equal(fmt.ulp(up[:-1] + spacing / 2), spacing)  # reals between two numbers
+    assert fmt.ulp(np.inf) == spacing[-1] and np.isnan(fmt.ulp(np.nan))
+
+
+@SHORT
+def test_ties_and_their_sides_round_as_the_bits_say(fmt):
+    up = ladder(fmt)
+    low, high = up[:-1].copy(), up[1:].copy()
+    beyond = 2 * low[-1] - low[-2]
+    middle = np.append((low[:-1] + high[:-1]) / 2, (low[-1] + beyond) / 2)
+    even = np.where(np.arange(len(low)) % 2 == 0, low, high)
+    for sign in (1.0, -1.0):
+        assert np.array_equal(fmt.round(sign * middle), sign * even)
+        assert np.array_equal(fmt.round(sign * np.nextafter(middle, 0)), sign * low)
+        assert np.array_equal(fmt.round(sign * np.nextafter(middle, np.inf)), sign * high)
+    assert middle[-1] == fmt.overflow_threshold
+
+
+def test_the_tie_check_catches_double_rounding():
+    # Through float32 first, a number just above a bf16 tie becomes the tie and then goes the wrong way.
+    above = np.nextafter(1 + 2.0**-8, 2)
+    assert float(np.float64(above).astype(np.float32).astype(ml_dtypes.bfloat16)) == 1.0
+    assert BF16.round(above) == 1 + 2.0**-7
+
+
+@pytest.mark.parametrize(("fmt", "cast"), [(FP16, np.float16), (BF16, ml_dtypes.bfloat16)], ids=["fp16", "bf16"])
+def test_float32_inputs_round_as_the_public_casts_do(fmt, cast):
+    bits = np.random.default_rng(1).integers(0, 2**32, 400_000, dtype=np.uint32)
+    x = bits.view(np.float32)
+    x = x[np.isfinite(x)]
+    narrow = np.concatenate([x, np.linspace(-7e4, 7e4, 100_001, dtype=np.float32), np.float32(2) ** -np.arange(149)])
+    with np.errstate(over="ignore", under="ignore"):
+        expected = narrow.astype(cast)
+    assert np.array_equal(fmt.store(narrow).view(np.uint16), expected.view(np.uint16))
+
+
+# ---- every format
+
+
+@EVERY
+def test_constants(fmt):
+    _, fraction_bits, bias = LAYOUT[fmt.name]
+    assert fmt.precision == fraction_bits + 1 and fmt.emax == bias and fmt.emin == 1 - bias
+    assert Fraction(fmt.unit_roundoff) == Fraction(1, 2 ** (fraction_bits + 1))
+    assert Fraction(fmt.smallest_normal) == Fraction(2) ** (1 - bias)
+    assert Fraction(fmt.smallest_subnormal) == Fraction(2) ** (1 - bias - fraction_bits)
+    assert Fraction(fmt.max_finite) == (2 - Fraction(1, 2**fraction_bits)) * Fraction(2) ** bias
+    assert fmt.omega == (5e-324 if fmt is FP64 else fmt.smallest_subnormal / 2)
+    if fmt in (FP16, FP32, FP64, BF16):
+        info = ml_dtypes.finfo(fmt.dtype)
+        assert float(info.max) == fmt.max_finite and float(info.smallest_subnormal) == fmt.smallest_subnormal
+        assert float(info.tiny) == fmt.smallest_normal and float(info.eps) == 2 * fmt.unit_roundoff
+
+
+@EVERY
+def test_rounding_equals_integer_arithmetic(fmt):
+    x = double_spread(np.random.default_rng(2), fmt, 4000)
+    x = np.concatenate([x, fmt.round(x[:500]), [fmt.max_finite, -fmt.max_finite, np.finfo(np.float64).max]])
+    x = x[np.isfinite(x)]
+    expected = [rounded_exactly(Fraction(float(v)), fmt.name) for v in x]
+    assert np.array_equal(fmt.round(x), expected)
+
+
+@EVERY
+def test_the_overflow_threshold_is_where_infinity_begins(fmt):
+    t = fmt.overflow_threshold
+    if fmt is FP64:
+        assert t == np.inf and fmt.round(fmt.max_finite) == fmt.max_finite
+        return
+    assert Fraction(t) == Fraction(fmt.max_finite) + Fraction(float(fmt.ulp(fmt.max_finite))) / 2
+    assert fmt.round(t) == np.inf and fmt.round(-t) == -np.inf
+    assert fmt.round(np.nextafter(t, 0)) == fmt.max_finite
+    assert fmt.round(np.finfo(np.float64).max) == np.inf
+
+
+@EVERY
+def test_rounding_is_idempotent_odd_and_monotone(fmt):
+    x = np.sort(double_spread(np.random.default_rng(3), fmt, 20_000))
+    y = fmt.round(x)
+    assert np.array_equal(fmt.round(y), y) and np.array_equal(fmt.round(-x), -y)
+    assert (y[1:] >= y[:-1]).all()
+    inside = np.isfinite(y)
+    with np.errstate(under="ignore"):
+        assert (np.abs(x - y)[inside] <= np.maximum(fmt.ulp(x) / 2, 0)[inside]).all()
+
+
+@EVERY
+def test_special_values_pass_through(fmt):
+    y = fmt.round([np.nan, np.inf, -np.inf, 0.0, -0.0])
+    assert np.isnan(y[0]) and y[1] == np.inf and y[2] == -np.inf
+    assert np.array_equal(np.signbit(y[1:]), [False, True, False, True])
+    tiny = fmt.round([-2.0**-1074, 2.0**-1074])
+    assert np.array_equal(np.signbit(tiny), [True, False])  # what underflows to zero keeps its sign
+
+
+@EVERY
+def test_neighbours_and_ulp_on_random_numbers(fmt):
+    x = fmt.round(double_spread(np.random.default_rng(4), fmt, 5000))
+    x = x[np.isfinite(x) & (np.abs(x) < fmt.max_finite)]
+    up = fmt.next_up(x)
+    assert (up > x).all() and np.array_equal(fmt.round(up), up) and np.array_equal(fmt.next_down(up), x)
+    # Nothing of the format lies between: the exact middle rounds to one of the two.
+    middle = [(Fraction(float(a)) + Fraction(float(b))) / 2 for a, b in zip(x, up, strict=True)]
+    ends = [rounded_exactly(m, fmt.name) for m in middle]
+    assert all(e in (a, b) for e, a, b in zip(ends, x, up, strict=True))
+    if fmt in (FP32, FP64):
+        own = x.astype(fmt.dtype)
+        with np.errstate(under="ignore"):
+            assert np.array_equal(up, np.nextafter(own, fmt.dtype(np.inf)).astype(np.float64))
+            assert np.array_equal(fmt.ulp(x), np.spacing(np.abs(own)).astype(np.float64))
+
+
+def test_fp64_ends():
+    top = np.finfo(np.float64).max
+    assert FP64.next_up(top) == np.inf and FP64.next_down(np.inf) == top and FP64.next_up(-np.inf) == -top
+    assert FP64.next_up(0.0) == 5e-324 and FP64.ulp(0.0) == 5e-324
+
+
+def test_tf32_equals_rounding_the_bits_of_float32():
+    x = np.random.default_rng(5).integers(0, 2**32, 300_000, dtype=np.uint32).view(np.float32)
+    x = x[np.isfinite(x)]
+    bits = x.view(np.uint32).astype(np.uint64)
+    # Thirteen stored bits are dropped; adding half less the parity rounds to nearest even, and carries into the exponent.
+    kept = ((bits + 0xFFF + ((bits >> 13) & 1)) >> 13 << 13).astype(np.uint32).view(np.float32)
+    assert np.array_equal(TF32.round(x), kept.astype(np.float64))
+    assert np.array_equal(TF32.store(x), kept) and TF32.store(x).dtype == np.float32
+
+
+def test_names_and_dtypes():
+    for name in ("fp64", "fp32", "tf32", "fp16", "bf16"):
+        assert format_named(name).name == name
+    with pytest.raises(ValueError, match=r"unknown format 'fp8'; known: fp64, fp32, tf32, fp16, bf16"):
+        format_named("fp8")
+    for fmt in (FP64, FP32, FP16, BF16):
+        assert format_of(np.zeros(2, dtype=fmt.dtype)) is fmt
+    with pytest.raises(ValueError, match="int32"):
+        format_of(np.zeros(2, dtype=np.int32))
