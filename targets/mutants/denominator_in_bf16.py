@@ -1,7 +1,7 @@
 """The row sum runs in bf16, key by key: it sticks at 256.
 
-Reported for a softmax: pytorch/executorch#20089, tenstorrent/tt-metal#52045. Smallest input: 512 equal
-scores, V = 1.
+Reported for a softmax: pytorch/executorch#20089, tenstorrent/tt-metal#52045.
+Smallest input: 512 equal scores, V = 1.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """The rotation's result is cut to 16 bits instead of being rounded: every output is biased towards zero.
 
-Confirmed, for bf16 multiplications: triton-lang/triton#11217. Smallest input: two entries (137/128, 0), cos =
-241/256.
+Confirmed, for bf16 multiplications: triton-lang/triton#11217.
+Smallest input: two entries (137/128, 0), cos = 241/256.
 """
 
 import torch

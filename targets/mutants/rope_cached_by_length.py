@@ -1,7 +1,7 @@
 """Angles are cached by their shape: a second call with other positions gets those of the first.
 
-Confirmed: lucidrains/rotary-embedding-torch#11. Smallest input: two calls with two entries, positions 1 and
-2.
+Confirmed: lucidrains/rotary-embedding-torch#11.
+Smallest input: two calls with two entries, positions 1 and 2.
 """
 
 from torch import Tensor

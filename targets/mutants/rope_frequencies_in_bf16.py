@@ -1,7 +1,7 @@
 """The frequencies are stored in bf16: their relative error of 2^-9 grows with the position.
 
-Confirmed: sgl-project/sglang-jax#1472, huggingface/transformers#29285. Smallest input: four entries, base
-1000, position 100.
+Confirmed: sgl-project/sglang-jax#1472, huggingface/transformers#29285.
+Smallest input: four entries, base 1000, position 100.
 """
 
 import torch

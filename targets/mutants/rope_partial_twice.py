@@ -1,7 +1,7 @@
 """The fraction of the head that is rotated is applied twice.
 
-Confirmed: vllm-project/vllm#30384. Smallest input: eight entries, rotary_dim 4, position 1: only two are
-rotated.
+Confirmed: vllm-project/vllm#30384.
+Smallest input: eight entries, rotary_dim 4, position 1: only two are rotated.
 """
 
 from targets.honest import rope as honest

@@ -1,7 +1,7 @@
 """The table has 4096 rows, and a position beyond them reads the last one.
 
-Confirmed, as a read behind the table: microsoft/onnxruntime#27597. Smallest input: two entries, position
-4096.
+Confirmed, as a read behind the table: microsoft/onnxruntime#27597.
+Smallest input: two entries, position 4096.
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
 """q k^T is stored in fp16 before the scale is applied, and overflows.
 
-Confirmed: ultralytics/ultralytics#24990, PaddlePaddle/Paddle#41933. Smallest input: one key, D = 64, q = k =
-40.
+Confirmed: ultralytics/ultralytics#24990, PaddlePaddle/Paddle#41933.
+Smallest input: one key, D = 64, q = k = 40.
 """
 
 from torch import Tensor
