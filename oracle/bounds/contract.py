@@ -13,6 +13,7 @@ from typing import Any
 from oracle.formats import FORMATS, Format, format_named
 
 ENGINES = ("fma", "h100", "a100", "hopper_fp8")
+EXPONENTS = ("natural", "exp2", "scaled")
 # Truncating matrix engines: products a step, fraction bits kept, bits of the running result.
 _ENGINE_STEPS = {"h100": (16, 25, 23), "a100": (8, 24, 23), "hopper_fp8": (32, 13, 13)}
 
@@ -36,6 +37,8 @@ class Contract:
     tile, splits, lag: keys a tile if every tile has a fresh accumulator; split-KV parts; lag of a lazy maximum, nats.
     exp: largest relative error of exp. output, flush: output format; whether stages flush subnormals.
     lse: ``natural``, ``base2`` or ``absent``. angle, table, rotate: rope stages (None: compute).
+    exponent: softmax: ``natural`` exp(x - m); ``exp2`` by one product with log2 e after or fused with the shift; ``scaled`` if
+    x log2 e is rounded before the shift. from_lse: softmax, whether the result is formed from a rounded L.
     form, latent, up: mla: ``materialised`` or ``absorbed``; formats of the latent sum and of up-projected k, v or q
     (None: compute).
     """
@@ -63,6 +66,8 @@ class Contract:
     angle: str | None = None
     table: str | None = None
     rotate: str | None = None
+    exponent: str = "natural"
+    from_lse: bool = False
     form: str = "materialised"
     latent: str | None = None
     up: str | None = None
@@ -212,9 +217,13 @@ _ATTENTION: dict[str, tuple[Contract, ...]] = {
     "eager": (Contract("eager", "plain", scores="input", score_stores=2, normalised_p=True),),
 }
 _SOFTMAX = {
-    "fp64": (Contract("fp64", "plain", compute="fp64"),),
-    "fp32": (Contract("fp32", "plain"),),
-    "input": (Contract("input", "plain", compute="input"),),
+    preset: (
+        Contract(preset, "natural", compute=preset),
+        Contract(preset, "exp2", compute=preset, exponent="exp2"),
+        Contract(preset, "from lse", compute=preset, exponent="exp2", from_lse=True),
+        Contract(preset, "scaled", compute=preset, exponent="scaled"),
+    )
+    for preset in ("fp64", "fp32", "input")
 }
 _ROPE = {
     "fp64": (Contract("fp64", "plain", compute="fp64"),),
@@ -223,8 +232,14 @@ _ROPE = {
     "input_table": (Contract("input_table", "plain", table="input"),),
     "input_all": (Contract("input_all", "plain", angle="input", table="input", rotate="input"),),
 }
+# Eager code stores whatever passes from one call to the next: up-projected operands and the latent sum too.
+_STORED: dict[str, dict[str, str]] = {"eager": {"up": "input", "latent": "input"}}
 _MLA = {
-    name: tuple(replace(f, form=form, label=f"{form} {f.label}") for form in ("materialised", "absorbed") for f in forms)
+    name: tuple(
+        replace(f, form=form, label=f"{form} {f.label}", **_STORED.get(name, {}))  # type: ignore[arg-type]
+        for form in ("materialised", "absorbed")
+        for f in forms
+    )
     for name, forms in _ATTENTION.items()
 }
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
@@ -286,6 +301,8 @@ def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format:
     if unknown:
         raise UnknownContract(f"unknown contract field {unknown[0]!r}; known: {', '.join(sorted(known))}")
     base = preset_forms(op, declared.get("preset", default_preset(op, input_format)))
+    # A declared evaluation order leaves the other's forms out (all stay if it is unknown, which is reported below).
+    base = tuple(form for form in base if form.form == declared.get("form", form.form)) or base
     changed = {k: v for k, v in declared.items() if k != "preset"}
     forms = tuple(dict.fromkeys(replace(form, **changed) for form in base))
     for form in forms:
@@ -298,8 +315,14 @@ def _validate(form: Contract) -> None:
         raise UnknownContract(f"unknown engine {form.engine!r}; known: {', '.join(ENGINES)}")
     if form.qk_prescale not in ("none", "compute", "input"):
         raise UnknownContract(f"unknown qk_prescale {form.qk_prescale!r}; known: none, compute, input")
+    if form.exponent not in EXPONENTS:
+        raise UnknownContract(f"unknown exponent {form.exponent!r}; known: {', '.join(EXPONENTS)}")
     if form.form not in ("materialised", "absorbed"):
         raise UnknownContract(f"unknown form {form.form!r}; known: materialised, absorbed")
-    for name in (form.compute, form.scores, form.weights, form.accumulator, form.output, form.angle, form.table, form.rotate):
+    named = (
+        form.compute, form.scores, form.weights, form.accumulator, form.output, form.angle, form.table, form.rotate,
+        form.latent, form.up,
+    )  # fmt: skip
+    for name in named:
         if name is not None and name != "input":
             format_named(name)
