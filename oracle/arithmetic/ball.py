@@ -38,6 +38,8 @@ LOG_REL = 2.0**-50
 TANH_REL = 2.0**-50
 # Below this exp(x) is smaller than 2^-1022 and counts as zero with absolute error TINY.
 EXP_FLOOR = -708.0
+# Positions are split into digits of this base for tables of cos and sin.
+ANGLE_RADIX = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +53,8 @@ class Ball:
     def radius(self) -> Float64Array:
         """The full absolute radius, broadcast to the midpoints; inf where anything is not finite."""
         with np.errstate(all="ignore"):
-            total = (self.rad + self.rel * np.abs(self.mid)) * UP + TINY * (np.max(self.rel) > 0)
+            # An entry without any radius (a column that was only copied) stays exact.
+            total = (self.rad + self.rel * np.abs(self.mid)) * UP + TINY * (np.asarray(self.rel) > 0)
         total = np.broadcast_to(total, self.mid.shape)
         bad = ~np.isfinite(self.mid) | np.isnan(total)
         return np.where(bad, np.inf, total) if bad.any() else np.asarray(total)
@@ -146,14 +149,17 @@ class BallArithmetic:
         if b.mid.size > a.mid.size:
             a, b = b, a
         mid = a.mid * b.mid
-        if not np.all(b.mid):
-            # A zero factor has no relative radius: both radii become absolute.
+        if not np.all(b.mid) or (np.shape(b.rad) == b.mid.shape and b.mid.shape[1] > 1):
+            # A zero factor has no relative radius, and one near zero (a cosine) would spread a large one to its row:
+            # both radii become absolute.
             ra, rb = a.radius(), b.radius()
             rad = (np.abs(a.mid) * rb + np.abs(b.mid) * ra + ra * rb) * UP + TINY
             return Ball(mid, rad, U)
         rel_b = _as_relative(b)
         rel = ((1 + a.rel) * (1 + rel_b) * (1 + U) - 1) * UP + 4 * U
-        rad = TINY if _zero(a.rad) else (a.rad * np.abs(b.mid) * (1 + rel_b)) * UP + TINY
+        # Where a product underflows, its relative radius has nothing left to multiply.
+        lost = TINY * (1 + rel)
+        rad = lost if _zero(a.rad) else (a.rad * np.abs(b.mid) * (1 + rel_b)) * UP + lost
         return Ball(mid, rad, rel)
 
     def div(self, a: Ball, b: Ball) -> Ball:
@@ -176,7 +182,7 @@ class BallArithmetic:
             size = np.minimum(size, _norm1(a.mid, 1) * _norm_inf(b.mid, 0))
         rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
         rel_b = np.max(b.rel, axis=0, keepdims=True) if np.ndim(b.rel) else b.rel
-        rad = size * ((1 + rel) * (1 + rel_b) * (1 + gamma) - 1 + 4 * U)
+        rad = (size + TINY) * ((1 + rel) * (1 + rel_b) * (1 + gamma) - 1 + 4 * U)
         # The absolute parts meet the other operand's norms.
         a_rad = _norm2(np.broadcast_to(a.rad, a.mid.shape), 1) if not _zero(a.rad) else 0.0
         b_rad = _norm2(np.broadcast_to(b.rad, b.mid.shape), 0) if not _zero(b.rad) else 0.0
@@ -247,12 +253,31 @@ class BallArithmetic:
         return Ball(np.where(condition, a.mid, b.mid), choose(a.rad, b.rad), choose(a.rel, b.rel))
 
     def cos_sin(self, positions: NDArray[Any], frequencies: Objects) -> tuple[Ball, Ball]:
+        whole, back = np.unique(np.asarray(positions, dtype=np.int64), return_inverse=True)
+        cos, sin = self._turn(whole, frequencies)
+        if np.array_equal(back, np.arange(len(whole))):
+            return cos, sin
+        return _pick(cos, back), _pick(sin, back)
+
+    def _turn(self, whole: NDArray[np.int64], frequencies: Objects) -> tuple[Ball, Ball]:
         exact = self.angles
+        if len(whole) <= 2 * ANGLE_RADIX:
+            with exact.working():
+                pair = exact.cos_sin(whole, frequencies)
+                split = [exact.to_enclosure(part) for part in pair]
+            cos, sin = (Ball(hi, np.asarray(np.abs(lo) + rad) * UP, 0.0) for hi, lo, rad in split)
+            return cos, sin
+        # Angle addition over the position's digits: 4096 positions cost 16 + 256 evaluations in arb, not 4096.
+        high, low = np.divmod(whole, ANGLE_RADIX)
+        far, far_at = np.unique(high, return_inverse=True)
+        near, near_at = np.unique(low, return_inverse=True)
         with exact.working():
-            pair = exact.cos_sin(positions, frequencies)
-            split = [exact.to_enclosure(part) for part in pair]
-        cos, sin = (Ball(hi, np.asarray(np.abs(lo) + rad) * UP, 0.0) for hi, lo, rad in split)
-        return cos, sin
+            faster = exact.mul(frequencies, exact.rational(ANGLE_RADIX, 1))
+        c1, s1 = (_pick(part, far_at) for part in self._turn(far, faster))
+        c2, s2 = (_pick(part, near_at) for part in self._turn(near, frequencies))
+        cos = self.sub(self.mul(c1, c2), self.mul(s1, s2))
+        sin = self.add(self.mul(s1, c2), self.mul(c1, s2))
+        return Ball(cos.mid, cos.radius(), 0.0), Ball(sin.mid, sin.radius(), 0.0)
 
     def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Objects:
         raise TypeError("frequencies belong to `angles`, where they are exact enough for positions to 2^24")
@@ -277,6 +302,11 @@ class BallArithmetic:
 
     def to_enclosure(self, a: Ball) -> tuple[Float64Array, Float64Array, Float64Array]:
         return a.mid, np.zeros_like(a.mid), a.radius()
+
+
+def _pick(a: Ball, index: NDArray[Any]) -> Ball:
+    """Rows by number, of a ball with a full absolute radius."""
+    return Ball(a.mid[index], a.rad[index], 0.0)
 
 
 def _exact(a: Ball) -> bool:

@@ -112,8 +112,10 @@ class RoundedArithmetic:
         return np.where(condition, a, b)
 
     def cos_sin(self, positions: NDArray[Any], frequencies: Matrix) -> tuple[Matrix, Matrix]:
-        # `frequencies` come from `angles`, in the angle's own format.
-        angle = np.asarray(positions)[:, None].astype(frequencies.dtype) * frequencies
+        # `frequencies` come from `angles`, in the angle's own format; a narrow one rounds the position too.
+        angles = self.angles
+        whole = angles.round(np.asarray(positions)[:, None].astype(frequencies.dtype), "angle")
+        angle = angles.round(whole * frequencies, "angle")
         pair = (np.cos(angle), np.sin(angle))
         cos, sin = (self.round(part.astype(self._scalar_type()), "table") for part in pair)
         return cos, sin
