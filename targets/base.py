@@ -22,7 +22,16 @@ from oracle.case import Case
 from targets import frameworks
 
 METADATA = (
-    "op", "name", "dtypes", "devices", "contract", "conventions", "framework", "description", "requires", "counterpart",
+    "op",
+    "name",
+    "dtypes",
+    "devices",
+    "contract",
+    "conventions",
+    "framework",
+    "description",
+    "requires",
+    "counterpart",
     "interpreted",
 )
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -101,12 +110,22 @@ class Target:
         return tuple(
             name
             for name, value in case.options.items()
-            if name not in self.parameters and name not in CONVENTION_OPTIONS and not _is_default(name, value)
+            if name not in self.parameters
+            and name not in CONVENTION_OPTIONS
+            and self.conventions.get(name) != value
+            and not _is_default(name, value)
         )
 
 
 def _is_default(name: str, value: Any) -> bool:
-    defaults = {"is_causal": False, "scale": None, "attn_mask": None, "return_lse": False, "base": 10000.0, "layout": "half"}
+    defaults = {
+        "is_causal": False,
+        "scale": None,
+        "attn_mask": None,
+        "return_lse": False,
+        "base": 10000.0,
+        "layout": "half",
+    }
     return value is None or (name in defaults and not isinstance(value, np.ndarray) and value == defaults[name])
 
 
@@ -191,22 +210,31 @@ def _match(
     known = set(inputs) | OPTIONS[op]
     strange = sorted(n for n in required if n not in known)
     if strange:
-        raise BadTarget(f"{spec}: unknown required parameter {strange[0]!r} for op {op}; known: {', '.join(sorted(known))}")
+        raise BadTarget(
+            f"{spec}: unknown required parameter {strange[0]!r} for op {op}; known: {', '.join(sorted(known))}"
+        )
     parameters: dict[str, str | None] = {
         n: (None if p.kind is inspect.Parameter.POSITIONAL_ONLY else p.name) for n, p in own.items() if n in known
     }
     return op, parameters, frozenset(required & known)
 
 
-def run(target: Target, case: Case, *, device: str = "cpu", seconds: float = 60.0) -> Observed:
+def run(target: Target, case: Case, *, device: str = "cpu", seconds: float = 60.0, guarded: bool = False) -> Observed:
     """Call the target once on fresh copies of the case's arrays; every failure of the target becomes a `fault`.
 
     Kinds of fault: raised, timeout, output (wrong count, shape, type), mutated (an input changed), aliased (an output shares
-    memory with an input). The caller decides what each means.
+    memory with an input), overrun (memory next to an input changed; asked only if ``guarded``, which places each input inside a
+    larger buffer). The caller decides what each means.
     """
     bridge = frameworks.bridge(target.framework)
-    inputs = {n: bridge.to_native(case.arrays[n], device) for n in INPUTS[target.op]}
-    options = {n: bridge.to_native(v, device) if isinstance(v, np.ndarray) else v for n, v in _arguments(target, case).items()}
+    fences = {n: frameworks.Fence(case.arrays[n]) for n in INPUTS[target.op]} if guarded and device == "cpu" else {}
+    inputs = {
+        n: bridge.adopt(fences[n].inside) if n in fences else bridge.to_native(case.arrays[n], device)
+        for n in INPUTS[target.op]
+    }
+    options = {
+        n: bridge.to_native(v, device) if isinstance(v, np.ndarray) else v for n, v in _arguments(target, case).items()
+    }
     positional, keyword = [], {}
     for n, tensor in inputs.items():
         name = target.parameters.get(n)
@@ -229,8 +257,16 @@ def run(target: Target, case: Case, *, device: str = "cpu", seconds: float = 60.
     for n, tensor in inputs.items():
         if not _same_bits(bridge.to_numpy(tensor), case.arrays[n]):
             return Observed(outputs, ("mutated", f"input {n} was changed by the call"), elapsed)
-    if (shared := bridge.shares_memory(result, list(inputs.values()))) is not None and target.op not in ("rope", "rope_apply"):
-        return Observed(outputs, ("aliased", f"an output shares memory with input {INPUTS[target.op][shared]}"), elapsed)
+    broken = next((n for n, fence in fences.items() if not fence.intact()), None)
+    if broken is not None:
+        return Observed(outputs, ("overrun", f"memory next to input {broken} was written"), elapsed)
+    if (shared := bridge.shares_memory(result, list(inputs.values()))) is not None and target.op not in (
+        "rope",
+        "rope_apply",
+    ):
+        return Observed(
+            outputs, ("aliased", f"an output shares memory with input {INPUTS[target.op][shared]}"), elapsed
+        )
     return Observed(outputs, None, elapsed)
 
 
@@ -259,7 +295,11 @@ def _required_default(op: str, name: str, case: Case) -> Any:
     if name == "scale":
         width = sum(case.arrays[n].shape[-1] for n in (("q",) if op == "attention" else ("q_nope", "q_pe")))
         return 1.0 / float(np.sqrt(width))
-    return {"base": 10000.0, "layout": "half", "rotary_dim": case.arrays["x"].shape[-1]}.get(name) if op == "rope" else None
+    return (
+        {"base": 10000.0, "layout": "half", "rotary_dim": case.arrays["x"].shape[-1]}.get(name)
+        if op == "rope"
+        else None
+    )
 
 
 def _outputs(target: Target, result: Any, bridge: Any) -> dict[str, NDArray[Any]]:

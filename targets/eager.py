@@ -19,18 +19,21 @@ def _visible(q: Tensor, k: Tensor, is_causal: bool, attn_mask: Tensor | None) ->
     visible = torch.ones(sq, sk, dtype=torch.bool, device=q.device)
     if is_causal:
         visible = visible.tril(sk - sq)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        visible = visible & attn_mask
+    if attn_mask is not None:
+        # A bias of -inf excludes: added, it could not hide a score that overflowed.
+        visible = visible & (attn_mask if attn_mask.dtype == torch.bool else attn_mask != float("-inf"))
     return visible
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool, attn_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool, attn_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = (q @ k.transpose(-1, -2)) * factor
     if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask
+        scores = scores + attn_mask.masked_fill(attn_mask == float("-inf"), 0.0)
     visible = _visible(q, k, is_causal, attn_mask)
     scores = scores.masked_fill(~visible, float("-inf"))
     some = visible.any(-1, keepdim=True)
@@ -73,6 +76,7 @@ _CONVENTIONS = {"causal_alignment": "bottom_right", "empty_row": "zero", "empty_
 attention.__attn_oracle__ = {  # type: ignore[attr-defined]
     "op": "attention",
     "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+    "contract": "eager",
     "conventions": _CONVENTIONS,
     "description": "eager attention, every intermediate stored in the input dtype",
 }

@@ -13,7 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+class Fence:
+    """An array in the middle of a larger buffer of a known pattern; `intact` says whether the pattern still stands."""
+
+    WIDTH = 256
+    PATTERN = 0x5A
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._buffer = np.full(array.nbytes + 2 * self.WIDTH, self.PATTERN, dtype=np.uint8)
+        middle = self._buffer[self.WIDTH : self.WIDTH + array.nbytes]
+        middle[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.inside = middle.view(array.dtype).reshape(array.shape)
+
+    def intact(self) -> bool:
+        before, after = self._buffer[: self.WIDTH], self._buffer[-self.WIDTH :]
+        return bool((before == self.PATTERN).all() and (after == self.PATTERN).all())
+
+
 class Bridge(Protocol):
+    def adopt(self, array: NDArray[Any]) -> Any:
+        """The framework's view of a numpy array's own memory, on the CPU."""
+
     def to_native(self, array: NDArray[Any], device: str) -> Any:
         """A fresh contiguous array of the framework with the same bits."""
 
@@ -29,6 +49,9 @@ class Bridge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NumpyBridge:
+    def adopt(self, array: NDArray[Any]) -> Any:
+        return array
+
     def to_native(self, array: NDArray[Any], device: str) -> Any:
         return np.array(array, copy=True, order="C")
 
@@ -53,12 +76,13 @@ class NumpyBridge:
 class TorchBridge:
     torch: Any
 
-    def to_native(self, array: NDArray[Any], device: str) -> Any:
-        array = np.array(array, copy=True, order="C")
+    def adopt(self, array: NDArray[Any]) -> Any:
         if array.dtype == np.dtype(ml_dtypes.bfloat16):
-            tensor = self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
-        else:
-            tensor = self.torch.from_numpy(array)
+            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
+        return self.torch.from_numpy(array)
+
+    def to_native(self, array: NDArray[Any], device: str) -> Any:
+        tensor = self.adopt(np.array(array, copy=True, order="C"))
         return tensor.to(device) if device != "cpu" else tensor
 
     def to_numpy(self, value: Any) -> NDArray[Any]:

@@ -18,8 +18,15 @@ def _run(
     backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool, mask: Tensor | None
 ) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
-    with sdpa_kernel([backend]):
-        return sdpa(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+    if mask is not None and is_causal:
+        raise NotImplementedError("torch SDPA takes attn_mask or is_causal, not both")
+    try:
+        with sdpa_kernel([backend]):
+            return sdpa(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+    except RuntimeError as error:
+        if "No available kernel" in str(error) or "No viable backend" in str(error):
+            raise NotImplementedError(f"torch has no {backend.name} kernel for these arguments") from error
+        raise
 
 
 def math(
@@ -84,6 +91,8 @@ def flash_lse(
     return_lse: bool = False,
 ) -> Any:
     """The CPU flash kernel called directly, which also gives the LSE [B, Hq, Sq] in float32 (float64 for fp64)."""
+    if q.shape[-1] != v.shape[-1]:
+        raise NotImplementedError("torch's CPU flash kernel needs one head dimension for q, k and v")
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)

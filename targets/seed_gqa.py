@@ -1,13 +1,15 @@
 """Grouped-query attention as a PyTorch module: projections, half-split rotation, causal SDPA, output projection.
 
 Written from the formulas of Ainslie et al. (arXiv 2305.13245) and of the half-split RoPE. `attention` is the module's core, called
-as a target: KV heads repeated to the query heads, then torch's SDPA with whatever backend torch chooses.
+as a target: KV heads repeated to the query heads, then torch's SDPA. The math backend is asked for: the CPU flash backend turns a
+NaN in a query into zeros (pytorch/pytorch#141128), and the module's formula does not.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 Tensor = torch.Tensor
@@ -29,7 +31,8 @@ def attention(
     """q [B, Hq, S, D], k, v [B, Hkv, S, D] -> [B, Hq, S, D]; query head h reads KV head h // (Hq / Hkv)."""
     group = q.shape[1] // k.shape[1]
     keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    return scaled_dot_product_attention(q, keys, values, is_causal=is_causal)
+    with sdpa_kernel([SDPBackend.MATH]):
+        return scaled_dot_product_attention(q, keys, values, is_causal=is_causal)
 
 
 class GroupedQueryAttention(nn.Module):

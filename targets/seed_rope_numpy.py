@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def rope(x: NDArray[Any], positions: NDArray[Any], *, base: float = 10000.0, layout: str = "interleaved") -> NDArray[Any]:
+def rope(
+    x: NDArray[Any], positions: NDArray[Any], *, base: float = 10000.0, layout: str = "interleaved"
+) -> NDArray[Any]:
     """x [B, H, S, D], positions int64 [S] or [B, S] -> [B, H, S, D] in x's dtype. ValueError for another layout."""
     if layout != "interleaved":
         raise ValueError(f"layout {layout!r} is not supported; known: interleaved")

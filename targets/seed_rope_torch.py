@@ -11,7 +11,9 @@ import torch
 Tensor = torch.Tensor
 
 
-def rope(x: Tensor, positions: Tensor, *, base: float = 10000.0, layout: str = "half", rotary_dim: int | None = None) -> Tensor:
+def rope(
+    x: Tensor, positions: Tensor, *, base: float = 10000.0, layout: str = "half", rotary_dim: int | None = None
+) -> Tensor:
     """x [B, H, S, D], positions int64 [S] or [B, S] -> [B, H, S, D]; entries beyond ``rotary_dim`` unchanged."""
     if layout != "half":
         raise ValueError(f"layout {layout!r} is not supported; known: half")

@@ -109,7 +109,9 @@ class ScalarArithmetic:
 
     def maximum(self, a: Objects, b: Objects) -> Objects:
         out = np.empty(a.shape, dtype=object)
-        out.flat = [max(self.scalars.midpoint(x), self.scalars.midpoint(y)) for x, y in zip(a.flat, b.flat, strict=True)]
+        out.flat = [
+            max(self.scalars.midpoint(x), self.scalars.midpoint(y)) for x, y in zip(a.flat, b.flat, strict=True)
+        ]
         return out
 
     def row_sum(self, a: Objects, stage: str) -> Objects:

@@ -107,7 +107,9 @@ def _rows_may_overflow(
     limit = c.compute.max_finite / 2
     seen = np.where(land.visible, raw, 0.0)
     broken = seen.max(axis=1, keepdims=True, initial=0.0) >= limit
-    broken |= ((np.where(land.visible, land.p, 0.0) @ v_magnitude) / land.total_inverse >= limit).any(axis=1, keepdims=True)
+    broken |= ((np.where(land.visible, land.p, 0.0) @ v_magnitude) / land.total_inverse >= limit).any(
+        axis=1, keepdims=True
+    )
     if contract.score_stores:
         # Raw products, scaled ones and their sum with the bias are all stored.
         stored = np.maximum(seen * max(alpha, 1.0), np.where(land.visible, land.size + eps, 0.0))

@@ -252,7 +252,11 @@ PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "rope_apply": _ROPE,
 }
 _LADDERS = {
-    "attention": {"fp64": ("fp64",), "fp32": ("fp32", "sdpa_math", "tf32"), "16": ("fp32", "flash", "sdpa_math", "eager")},
+    "attention": {
+        "fp64": ("fp64",),
+        "fp32": ("fp32", "sdpa_math", "tf32"),
+        "16": ("fp32", "flash", "sdpa_math", "eager"),
+    },
     "softmax": {"fp64": ("fp64",), "fp32": ("fp32",), "16": ("fp32", "input")},
     "rope": {
         "fp64": ("fp64",),

@@ -91,7 +91,9 @@ def dot_scores_error(
     return np.asarray(chain + roundings * c.u * (1 + dot) * magnitude + (1 + alpha) * dims * c.w)
 
 
-def stored_scores_error(eps: Float64Array, land: Landscape, alpha: float, contract: Contract, c: Constants) -> Float64Array:
+def stored_scores_error(
+    eps: Float64Array, land: Landscape, alpha: float, contract: Contract, c: Constants
+) -> Float64Array:
     """eps after the scores were rounded ``score_stores`` times to a low format; its underflow counts as omega each."""
     if not contract.score_stores:
         return eps
@@ -176,7 +178,9 @@ def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible
         for index in range(len(weights)):
             weighted[index][i] = sums[index]
         distance[i], farthest[i] = gap.sum(axis=0), gap.max(axis=0, initial=0.0)
-        size[i], largest[i] = whole if everything else (magnitude[seen].sum(axis=0), magnitude[seen].max(axis=0, initial=0.0))
+        size[i], largest[i] = (
+            whole if everything else (magnitude[seen].sum(axis=0), magnitude[seen].max(axis=0, initial=0.0))
+        )
     return Spread(weighted, distance, farthest, size, largest)
 
 
@@ -227,7 +231,9 @@ def out_bound(inner: Float64Array, out: Enclosure, land: Landscape, contract: Co
     return np.asarray(inner + output_factor(land, contract, c) * (out.upper_abs() + inner) + c.omega_o)
 
 
-def lse_bound(tilted: Tilted, rho: Float64Array, land: Landscape, contract: Contract, c: Constants, fmt: Format) -> Float64Array:
+def lse_bound(
+    tilted: Tilted, rho: Float64Array, land: Landscape, contract: Contract, c: Constants, fmt: Format
+) -> Float64Array:
     """dL [r, 1] for an LSE returned in ``fmt``."""
     h = row_sum_error(contract, c, land.keys)
     if h >= 1:

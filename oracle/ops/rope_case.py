@@ -1,0 +1,223 @@
+"""rope and rope_apply as cases: shapes, options, positions, and the evaluation of one head.
+
+rope: x [B, H, S, D], positions int64 [S] or [B, S]; options base (10000.0), layout (``half`` or
+``interleaved``), rotary_dim (None: D; even), scaling (None: no other rule is known yet). rope_apply: x, and
+cos and sin [S, d/2] that are exact as stored; option layout; rotary_dim is twice the tables' width. A block
+is one head, its rows are the positions in the sequence; out [B, H, S, D]. Entries from rotary_dim on are
+copies of x.
+
+A row that holds a NaN or an infinity, in x or in its row of a given table, is *undefined* as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.arb import arb_arithmetic
+from oracle.arithmetic.ball import BallArithmetic
+from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.rounded import RoundedArithmetic
+from oracle.bounds.contract import Contract
+from oracle.case import Case
+from oracle.enclosure import Block, Rows
+from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.ops import rope
+from oracle.ops.table import Op
+
+ROPE_OPTIONS: dict[str, Any] = {"base": 10000.0, "layout": "half", "rotary_dim": None, "scaling": None}
+APPLY_OPTIONS: dict[str, Any] = {"layout": "half"}
+# Tables above this many entries are evaluated anew for each head rather than kept.
+KEPT_ENTRIES = 2**21
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What the options of a case say: head dimension, rotary_dim, layout, base."""
+
+    dim: int
+    rotary_dim: int
+    layout: str
+    base: float
+
+
+def check(case: Case) -> None:
+    """ValueError, naming the argument, unless shapes and options fit together."""
+    x = case.arrays["x"]
+    if x.ndim != 4:
+        raise ValueError(f"x must be [B, H, S, D], got shape {list(x.shape)}")
+    format_of(x)
+    known = ROPE_OPTIONS if case.op == "rope" else APPLY_OPTIONS
+    unknown = sorted(set(case.options) - set(known))
+    if unknown:
+        raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(known)}")
+    layout = case.options.get("layout", "half")
+    if layout not in rope.LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; known: {', '.join(rope.LAYOUTS)}")
+    if case.op == "rope":
+        _check_positions(case.arrays["positions"], x.shape)
+        _check_numbers(case)
+    else:
+        _check_tables(case.arrays["cos"], case.arrays["sin"], x.shape)
+
+
+def _check_positions(positions: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if positions.dtype != np.int64:
+        raise ValueError(f"positions must be int64, got {positions.dtype}")
+    if positions.shape not in ((shape[2],), (shape[0], shape[2])):
+        raise ValueError(
+            f"positions must be [S] or [B, S] for x {list(shape)}, got shape {list(positions.shape)}"
+        )
+
+
+def _check_numbers(case: Case) -> None:
+    scaling = case.options.get("scaling")
+    if scaling is not None:
+        raise ValueError(f"unknown scaling {scaling!r}; known: None")
+    base = float(case.options.get("base", 10000.0))
+    if not (np.isfinite(base) and base > 0):
+        raise ValueError(f"base must be a positive number, got {base}")
+    dim, rotary_dim = case.arrays["x"].shape[3], case.options.get("rotary_dim")
+    if rotary_dim is None and dim % 2:
+        raise ValueError(f"rotary_dim defaults to D = {dim}, which is odd; state an even one")
+    if rotary_dim is not None and not (0 < rotary_dim <= dim and rotary_dim % 2 == 0):
+        raise ValueError(f"rotary_dim must be even and in 2 .. {dim}, got {rotary_dim}")
+
+
+def _check_tables(cos: NDArray[Any], sin: NDArray[Any], shape: tuple[int, ...]) -> None:
+    for name, a in (("cos", cos), ("sin", sin)):
+        format_of(a)
+        if a.ndim != 2 or a.shape[0] != shape[2] or not 0 < 2 * a.shape[1] <= shape[3]:
+            raise ValueError(
+                f"{name} must be [S, rotary_dim/2] for x {list(shape)}, got shape {list(a.shape)}"
+            )
+    if cos.shape != sin.shape:
+        raise ValueError(f"cos and sin differ in shape: {list(cos.shape)} and {list(sin.shape)}")
+
+
+def rotation(case: Case) -> Rotation:
+    dim = case.arrays["x"].shape[3]
+    layout = case.options.get("layout", "half")
+    if case.op == "rope_apply":
+        return Rotation(dim, 2 * case.arrays["cos"].shape[1], layout, 1.0)
+    rotary_dim = case.options.get("rotary_dim")
+    return Rotation(
+        dim, dim if rotary_dim is None else rotary_dim, layout, float(case.options.get("base", 10000.0))
+    )
+
+
+def positions_of(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.int64]:
+    """Positions of the given rows of one head."""
+    positions = case.arrays["positions"]
+    return np.asarray(positions[key[0]] if positions.ndim == 2 else positions)[rows]
+
+
+def clean_head(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Array, NDArray[np.bool_]]:
+    """(x rows [r, D] as float64 with everything non-finite set to zero, undefined [r])."""
+    x = case.arrays["x"][key][rows].astype(np.float64)
+    finite = np.isfinite(x)
+    undefined = np.asarray(~finite.all(axis=1))
+    if case.op == "rope_apply":
+        for name in ("cos", "sin"):
+            undefined |= ~np.isfinite(case.arrays[name][rows].astype(np.float64)).all(axis=1)
+    return np.where(finite, x, 0.0), undefined
+
+
+def given_table(case: Case, rows: Rows) -> tuple[Float64Array, Float64Array]:
+    """cos and sin of rope_apply as float64, non-finite entries as zero."""
+    wide = (case.arrays[name][rows].astype(np.float64) for name in ("cos", "sin"))
+    cos, sin = (np.where(np.isfinite(a), a, 0.0) for a in wide)
+    return cos, sin
+
+
+def table(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Value, Value]:
+    """The table of one head's rows in ``ar``; heads with the same positions share one (see
+    `KEPT_ENTRIES`)."""
+    if case.op == "rope_apply":
+        cos, sin = given_table(case, rows)
+        return ar.round(ar.const(cos), "table"), ar.round(ar.const(sin), "table")
+    how = rotation(case)
+    positions = positions_of(case, key, rows)
+    if positions.size * how.rotary_dim <= KEPT_ENTRIES and ar.name in ("ball", "arb"):
+        return _kept_table(
+            ar.name, getattr(ar, "precision", 0), positions.tobytes(), how.base, how.rotary_dim
+        )
+    return rope.table(ar, positions, how.base, how.rotary_dim)
+
+
+@lru_cache(maxsize=4)
+def _kept_table(
+    name: str, precision: int, positions: bytes, base: float, rotary_dim: int
+) -> tuple[Value, Value]:
+    # The arithmetic is made anew because instances of arb's do not compare equal; its values do not depend
+    # on that.
+    ar: Arithmetic = BallArithmetic() if name == "ball" else arb_arithmetic(precision)
+    with ar.working():
+        return rope.table(ar, np.frombuffer(positions, dtype=np.int64), base, rotary_dim)
+
+
+def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+    """cos, sin and out on ``rows``."""
+    x, undefined = clean_head(case, key, rows)
+    how = rotation(case)
+    cos, sin = table(ar, case, key, rows)
+    out = rope.rotate(ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout)
+    values = {"cos": cos, "sin": sin, "out": out}
+    return Block(key, rows, ar, values, np.zeros(len(rows), dtype=bool), undefined)
+
+
+def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    """``out`` of an honest kernel of this contract, stage by stage."""
+    fmt = format_of(case.arrays["x"])
+    compute = _named(contract.compute, fmt)
+    ar = RoundedArithmetic(compute, stages(contract, fmt))
+    x, _ = clean_head(case, key, rows)
+    how = rotation(case)
+    with ar.working():
+        cos, sin = table(ar, case, key, rows)
+        out = rope.rotate(
+            ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout
+        )
+        return {"out": ar.to_enclosure(out)[0]}
+
+
+def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
+    """Stage name -> format for inputs of ``fmt``."""
+    result = {"output": _named(contract.output, fmt)}
+    for stage, name in (("angle", contract.angle), ("table", contract.table), ("rotate", contract.rotate)):
+        if name is not None:
+            result[stage] = _named(name, fmt)
+    return result
+
+
+def _named(name: str | None, fmt: Format) -> Format:
+    return fmt if name is None or name == "input" else FORMATS[name]
+
+
+def blocks(case: Case) -> list[tuple[int, ...]]:
+    check(case)
+    b, h = case.arrays["x"].shape[:2]
+    return [(i, j) for i in range(b) for j in range(h)]
+
+
+OPS = tuple(
+    Op(
+        name=name,
+        inputs=inputs,
+        outputs=("out",),
+        options=options,
+        blocks=blocks,
+        row_count=lambda case: int(case.arrays["x"].shape[2]),
+        evaluate=evaluate,
+        output_shapes=lambda case: {"out": case.arrays["x"].shape},
+        model=model,
+    )
+    for name, inputs, options in (
+        ("rope", ("x", "positions"), ROPE_OPTIONS),
+        ("rope_apply", ("x", "cos", "sin"), APPLY_OPTIONS),
+    )
+)

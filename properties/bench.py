@@ -1,0 +1,111 @@
+"""A bench: one target at one dtype on one device, with the conventions and the contract it is held to, ready to be examined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oracle.bounds.contract import Contract, declared_forms, ladder
+from oracle.case import Case
+from oracle.enclosure import Rows
+from oracle.formats import FORMATS, Format
+from targets.base import OPTIONS, Observed, Target, run
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How much to try. examples: a search's cases. shrink_seconds: time spent on making a failure small. large: largest Sk."""
+
+    name: str
+    examples: int
+    shrink_seconds: float
+    large: int
+
+
+PROFILES = {
+    "quick": Profile("quick", 15, 4.0, 1024),
+    "default": Profile("default", 60, 15.0, 4096),
+    "deep": Profile("deep", 500, 60.0, 16384),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A case and small JSON facts about how it was made, by which reports group and plot."""
+
+    case: Case
+    features: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What properties are given. Calls are counted through `call`; nothing else runs the target."""
+
+    target: Target
+    dtype: str
+    device: str = "cpu"
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    forms: tuple[Contract, ...] = ()
+    profile: Profile = PROFILES["default"]
+    seconds: float = 60.0
+
+    @property
+    def fmt(self) -> Format:
+        return FORMATS[self.dtype]
+
+    @property
+    def op(self) -> str:
+        return self.target.op
+
+    def has(self, option: str) -> bool:
+        """Whether the target takes this option."""
+        return option in self.target.parameters and option in OPTIONS[self.op]
+
+    def call(self, case: Case) -> Observed:
+        return run(self.target, case, device=self.device, seconds=self.seconds)
+
+    def lower_presets(self) -> tuple[str, ...]:
+        """Presets of the ladder below the one held to, strictest first."""
+        steps = ladder(self.op, self.dtype)
+        held = self.forms[0].preset
+        return steps[steps.index(held) + 1 :] if held in steps else ()
+
+
+def bench_for(
+    target: Target,
+    dtype: str,
+    *,
+    device: str = "cpu",
+    contract: str | Mapping[str, Any] | None = None,
+    conventions: Mapping[str, str] | None = None,
+    profile: Profile = PROFILES["default"],
+) -> Bench:
+    """A bench with the forms of ``contract`` (default: what the target declares, else the preset of its dtype).
+
+    A preset named for a wider input (a ``flash`` kernel run on fp32) is held to the default of the dtype instead.
+    """
+    declared = contract if contract is not None else target.contract
+    if isinstance(declared, Mapping):
+        declared = dict(declared)
+    elif declared is not None and contract is None and declared not in ladder(target.op, dtype):
+        declared = None
+    forms = declared_forms(target.op, declared, dtype)
+    merged = {**target.conventions, **(conventions or {})}
+    return Bench(target, dtype, device, merged, forms, profile)
+
+
+# Where implementations break: first and last rows, and both sides of every usual tile border.
+_BORDERS = np.array([0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257])
+
+
+def sampled_rows(count: int, keys: int, heads: int, *, budget: int = 2**21) -> Rows | None:
+    """Which rows to certify: all (None) where that is cheap, else tile borders, the last rows and an even spread."""
+    if count * keys * heads <= budget:
+        return None
+    wanted = max(8, min(64, budget // max(1, keys * heads)))
+    spread = np.linspace(0, count - 1, wanted).astype(np.int64)
+    chosen = np.concatenate([_BORDERS[_BORDERS < count][: wanted // 2], [max(0, count - 2), count - 1], spread])
+    return np.unique(chosen)[: wanted + 8].astype(np.int64)

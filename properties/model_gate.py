@@ -1,0 +1,85 @@
+"""Gate G3: rms error against the rms error of a model kernel of the same contract, on fixed configurations.
+
+The sharpest gate at long contexts, where a rigorous bound must allow for the worst alignment of roundings and an honest kernel stays
+far below it. Thresholds are calibrated, not derived (basis ``calibrated``): a ratio above 1.5 for O in 16 bits, 4 for O in fp32 and 4 for the
+LSE fails. It gives a verdict for attention under ``flash`` and ``fp32``; elsewhere the ratio is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from oracle.ops.table import op_named
+from properties import strategies
+from properties.bench import Bench, Input
+from properties.metamorphic import observe
+from properties.pipeline import exact_blocks
+from properties.recipes import Logits, Recipe
+from properties.verdict import Basis, Judgement, Verdict
+
+LEAST_VALUES = 512
+LIMITS = {"out": 1.5, "out fp32": 4.0, "lse": 4.0}
+JUDGED = ("flash", "fp32")
+
+
+def edges(bench: Bench) -> Iterator[Input]:
+    """Long plain rows, and rows with a sink and a needle; at least 512 outputs and, where there is one, 512 LSE values."""
+    longest = 256 if bench.target.interpreted else min(bench.profile.large, 4096)
+    heads = 2 if bench.target.interpreted else 8
+    rows = 256 // heads if bench.target.interpreted else 64
+    for sk, kind in ((longest // 4, "plain"), (longest, "plain"), (longest, "needle")):
+        yield strategies.attention_input(
+            bench,
+            kv_heads=heads,
+            sq=rows,
+            sk=sk,
+            dims=64,
+            recipe=Recipe("normal", sk),
+            logits=Logits(kind, float(np.log(sk)) if kind != "plain" else 0.0),
+            features={"sweep": "model"},
+        )
+
+
+def check(bench: Bench, given: Input) -> Judgement:
+    """The pooled rms ratio of O and of L, under the form whose model is nearest."""
+    case = given.case
+    outputs = observe(bench, case)
+    blocks = exact_blocks(case)
+    best: tuple[float, dict[str, float], str] | None = None
+    base = 1 / np.log(2.0) if bench.conventions.get("lse_base") == "2" else 1.0
+    for form in bench.forms:
+        squares = {name: [0.0, 0.0, 0] for name in outputs}
+        for block in blocks:
+            modelled = op_named(case.op).model(case, block.key, block.rows, form)
+            for name, value in outputs.items():
+                exact = block.part(name)
+                held = value[block.key][block.rows].astype(np.float64)
+                held = held[:, None] if held.ndim == 1 else held
+                held = held / base if name == "lse" else held
+                squares[name][0] += float((exact.distance(held) ** 2).sum())
+                squares[name][1] += float((exact.distance(modelled[name]) ** 2).sum())
+                squares[name][2] += held.size
+        ratios = {name: _ratio(a, b) for name, (a, b, n) in squares.items() if n >= LEAST_VALUES}
+        worst = max((r / _limit(name, bench) for name, r in ratios.items()), default=0.0)
+        if best is None or worst < best[0]:
+            best = (worst, ratios, form.label)
+    if best is None or not best[1]:
+        return Judgement(Verdict.UNSUPPORTED, Basis.CALIBRATED, f"fewer than {LEAST_VALUES} values to compare")
+    worst, ratios, label = best
+    detail = ", ".join(f"{n} rms is {r:.3g} of the model's" for n, r in ratios.items()) + f" ({label} form)"
+    figures = {f"model_ratio_{n}": r for n, r in ratios.items()}
+    judged = bench.forms[0].preset in JUDGED and bench.op == "attention"
+    verdict = Verdict.FAIL if judged and worst > 1 else Verdict.PASS
+    return Judgement(verdict, Basis.CALIBRATED, detail, worst, metrics=figures, forms={label: worst})
+
+
+def _ratio(target: float, model: float) -> float:
+    if model == 0:
+        return 1.0 if target == 0 else float("inf")
+    return float(np.sqrt(target / model))
+
+
+def _limit(name: str, bench: Bench) -> float:
+    return LIMITS["out fp32"] if name == "out" and bench.dtype in ("fp32", "fp64") else LIMITS[name]

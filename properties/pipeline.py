@@ -1,0 +1,279 @@
+"""The spine: call the target, enclose the exact result, measure the error, judge it against the bound.
+
+`certify` is that sentence as a function, and most properties end in it. The decision per element is three-way: PASS if
+|error| + radius <= bound, FAIL if |error| - radius > bound, else the oracle is made more precise until it can tell, or UNDECIDED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.bounds.contract import Contract, preset_forms
+from oracle.bounds.table import Bounded, bounds_of
+from oracle.case import Case
+from oracle.enclosure import PRECISIONS, Block, Enclosure, enclose, refine
+from oracle.error import Errors, measure, summarise
+from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.ops.table import op_named
+from properties.bench import Bench, sampled_rows
+from properties.vacuity import trivially_accepted
+from properties.verdict import Basis, Judgement, Verdict
+from targets.base import Observed
+
+
+def certify(
+    bench: Bench, case: Case, *, outputs: Sequence[str] = ("out", "lse"), forms: Sequence[Contract] = ()
+) -> Judgement:
+    """Gates G0, G1 and G6 on one case: is every output within the bound that the contract gives?"""
+    observed = bench.call(case)
+    wrong = structure(bench, case, observed)
+    if wrong is not None:
+        return wrong
+    held = tuple(forms) or bench.forms
+    verdicts = [weigh(bench, case, block, observed, held, outputs) for block in exact_blocks(case)]
+    return conclude(bench, case, verdicts, held, lambda presets: _lower(bench, case, observed, presets, outputs))
+
+
+def exact_blocks(case: Case) -> list[Block]:
+    """Enclosures of the rows to certify, every block (head) of the case covered."""
+    op = op_named(case.op)
+    keys = op.blocks(case)
+    width = case.arrays[op.inputs[0]].shape[-1] if case.op not in ("attention", "mla") else _key_count(case)
+    return enclose(case, rows=sampled_rows(op.row_count(case), width, len(keys)))
+
+
+def _key_count(case: Case) -> int:
+    name = {"attention": ("k", 2), "mla": ("c_kv", 1)}[case.op]
+    return int(case.arrays[name[0]].shape[name[1]])
+
+
+def structure(bench: Bench, case: Case, observed: Observed) -> Judgement | None:
+    """Gate G0: did the call work, with the shapes and dtypes of its op, leaving its inputs alone? None if so."""
+    if observed.fault is not None:
+        kind, text = observed.fault
+        if kind == "raised" and text.startswith("NotImplementedError"):
+            return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, text)
+        verdict = Verdict.FAIL if kind in ("mutated", "aliased") else Verdict.ERROR
+        return Judgement(verdict, Basis.EXACT, f"{kind}: {text}")
+    shapes = op_named(case.op).output_shapes(case)
+    for name, value in observed.outputs.items():
+        if tuple(value.shape) != shapes[name]:
+            return Judgement(
+                Verdict.FAIL, Basis.EXACT, f"{name} has shape {list(value.shape)}, expected {list(shapes[name])}"
+            )
+    out = observed.outputs["out"]
+    declared = bench.forms[0].output
+    expected = FORMATS[declared] if declared not in (None, "input") else bench.fmt
+    if out.dtype != np.dtype(expected.dtype):
+        return Judgement(Verdict.FAIL, Basis.EXACT, f"out has dtype {out.dtype}, expected {np.dtype(expected.dtype)}")
+    if "lse" in observed.outputs and observed.outputs["lse"].dtype not in (np.float32, np.float64, out.dtype):
+        return Judgement(Verdict.FAIL, Basis.EXACT, f"lse has dtype {observed.outputs['lse'].dtype}, expected float32")
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighed:
+    """One block judged: per form and output the largest ratio surely reached (``least``) and possibly reached (``most``)."""
+
+    block: Block
+    least: NDArray[np.float64]
+    most: NDArray[np.float64]
+    errors: Mapping[str, Errors]
+    bounds: Mapping[str, Bounded]
+    exempt: int
+    convention: str
+
+
+def weigh(
+    bench: Bench, case: Case, block: Block, observed: Observed, forms: Sequence[Contract], outputs: Sequence[str]
+) -> Weighed:
+    """Errors of one block against each form's bound, with the oracle made precise enough to decide."""
+    values = {n: _block_values(observed.outputs[n], block) for n in outputs if n in observed.outputs}
+    formats = {n: format_of(v) for n, v in values.items()}
+    convention = _empty_rows(bench, block, values)
+    live = ~(block.empty | block.undefined)
+    for step, precision in enumerate((*PRECISIONS, None)):
+        bounded = bounds_of(case.op)(case, block, forms, formats)
+        found = {n: measure(v, _based(block.part(n), n, bench), formats[n]) for n, v in values.items()}
+        least, most, unsure, exempt = _ratios(found, bounded, live, bench, first=step == 0)
+        if precision is None or not unsure.any():
+            break
+        block = refine(case, block, unsure, precision)
+    best = int(np.argmin(most.max(axis=1)))
+    counted = {n: _only(errors, live) for n, errors in found.items()}
+    return Weighed(block, least, most, counted, bounded[best], exempt, convention)
+
+
+def _ratios(
+    found: Mapping[str, Errors],
+    bounded: list[dict[str, Bounded]],
+    live: NDArray[np.bool_],
+    bench: Bench,
+    *,
+    first: bool,
+) -> tuple[Float64Array, Float64Array, NDArray[np.bool_], int]:
+    """(least, most) ratio [form, output] over live elements; rows still undecided; elements exempt under the first form."""
+    least, most = np.zeros((len(bounded), len(found))), np.zeros((len(bounded), len(found)))
+    straddling = np.zeros((len(bounded), len(live)), dtype=bool)
+    coarse = np.zeros(len(live), dtype=bool)
+    exempt = 0
+    for index, bounds in enumerate(bounded):
+        for place, (name, errors) in enumerate(found.items()):
+            bound = bounds[name].bound * (
+                _LOG2_E if name == "lse" and bench.conventions.get("lse_base") == "2" else 1.0
+            )
+            legal = bounds[name].may_overflow & ~errors.finite
+            use = live[:, None] & ~legal
+            low, high = _interval(errors, bound)
+            low, high = np.where(use, low, 0.0), np.where(use, high, 0.0)
+            least[index, place] = float(low.max(initial=0.0))
+            most[index, place] = float(high.max(initial=0.0))
+            straddling[index] |= ((low <= 1) & (high > 1)).any(axis=1)
+            if index == 0:
+                coarse |= (use & errors.finite & (errors.radius > bound / 100)).any(axis=1)
+                exempt += int((legal & live[:, None]).sum())
+    # Only the form nearest to being kept needs an answer; the first question asked of the oracle is a hundredth of the bound.
+    unsure = straddling[int(np.argmin(most.max(axis=1)))]
+    return least, most, unsure | coarse if first else unsure, exempt
+
+
+def _interval(errors: Errors, bound: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """(least, most) of |error| / bound; 0 / 0 is 0, a non-finite observation is inf, an unbounded enclosure (0, inf)."""
+    with np.errstate(all="ignore"):
+        low = np.where(errors.absolute > errors.radius, (errors.absolute - errors.radius) / bound, 0.0)
+        high = np.where(errors.absolute + errors.radius > 0, (errors.absolute + errors.radius) / bound, 0.0)
+    low = np.where(errors.finite, np.where(np.isnan(low), 0.0, low), np.inf)
+    high = np.where(errors.finite & ~np.isnan(high), high, np.inf)
+    return np.where(errors.decided | ~errors.finite, low, 0.0), np.where(errors.decided, high, np.inf)
+
+
+_LOG2_E = 1.4426950408889634
+
+
+def _based(exact: Enclosure, name: str, bench: Bench) -> Enclosure:
+    """The enclosure of the LSE in the target's base."""
+    if name != "lse" or bench.conventions.get("lse_base") != "2":
+        return exact
+    hi = exact.hi * _LOG2_E
+    return Enclosure(hi, exact.lo * _LOG2_E, exact.rad * _LOG2_E + np.abs(hi) * 2.0**-51)
+
+
+def _block_values(output: NDArray[Any], block: Block) -> NDArray[Any]:
+    """[r, c] of one output at the block's rows."""
+    held = output[block.key] if block.key else output
+    if not block.key:
+        held = (
+            held.reshape(-1, held.shape[-1])
+            if block.part("out").hi.shape[1] != 1 or held.ndim == 0
+            else held.reshape(-1, 1)
+        )
+    held = held[:, None] if held.ndim == 1 else held
+    return np.asarray(held[block.rows])
+
+
+def _empty_rows(bench: Bench, block: Block, values: Mapping[str, NDArray[Any]]) -> str:
+    """What contradicts the stated conventions for empty rows, or nothing."""
+    if not block.empty.any():
+        return ""
+    for name, convention, value in (("out", "empty_row", "value"), ("lse", "empty_row_lse", "LSE")):
+        stated = bench.conventions.get(convention)
+        if stated is None or name not in values:
+            continue
+        rows = values[name][block.empty].astype(np.float64)
+        kept = {
+            "zero": np.all(rows == 0),
+            "nan": np.isnan(rows).all(),
+            "mean": np.isfinite(rows).all(),
+            "-inf": np.isneginf(rows).all(),
+            "+inf": np.isposinf(rows).all(),
+            "finite": np.isfinite(rows).all(),
+        }[stated]
+        if not kept:
+            return f"the {value} of an empty row is not {stated}, as the target's convention says"
+    return ""
+
+
+def _only(errors: Errors, live: NDArray[np.bool_]) -> Errors:
+    return replace(errors, counted=errors.counted & live[:, None])
+
+
+def conclude(bench: Bench, case: Case, weighed: list[Weighed], forms: Sequence[Contract], lower: Any) -> Judgement:
+    """One judgement from all blocks: the contract is kept if one form is kept by all of them."""
+    names = list(weighed[0].errors)
+    least_by_output = np.max([w.least for w in weighed], axis=0)
+    most_by_output = np.max([w.most for w in weighed], axis=0)
+    least, most = least_by_output.max(axis=1), most_by_output.max(axis=1)
+    best = int(np.argmin(most))
+    by_form = {form.label: float(ratio) for form, ratio in zip(forms, most, strict=True)}
+    exempt = sum(w.exempt for w in weighed)
+    metrics = _metrics(weighed, exempt)
+    worst = metrics.pop("worst", {})
+    compared = sum(int(e.counted.sum()) for w in weighed for e in w.errors.values())
+    broken = next((w.convention for w in weighed if w.convention), "")
+    common: dict[str, Any] = {"ratio": float(most[best]), "metrics": metrics, "forms": by_form, "worst": worst}
+    if broken:
+        return Judgement(Verdict.FAIL, Basis.EXACT, broken, **common)
+    if most.min() <= 1:
+        if not compared or (exempt and exempt >= compared):
+            return Judgement(
+                Verdict.EXEMPT, Basis.DERIVED, "no element to which the contract promises a finite value", **common
+            )
+        accepted = trivially_accepted(case, [(w.block, w.errors, w.bounds) for w in weighed])
+        if accepted:
+            return Judgement(Verdict.VACUOUS, Basis.DERIVED, f"the bound would also accept {accepted}", **common)
+        return Judgement(Verdict.PASS, Basis.DERIVED, f"within the {forms[best].label} form's bound", **common)
+    if least.min() > 1:
+        common["ratio"] = float(least.min())
+        kept = lower(bench.lower_presets())
+        broken_by = _broken(forms, names, least_by_output)
+        detail = f"error is {least.min():.3g} times the bound of contract {forms[0].preset} ({broken_by})"
+        detail += f"; it keeps {kept}" if kept else "; it keeps no lower preset of the ladder"
+        return Judgement(Verdict.FAIL, Basis.DERIVED, detail, **common)
+    return Judgement(Verdict.UNDECIDED, Basis.DERIVED, f"undecided at {PRECISIONS[-1]} bits", **common)
+
+
+def _broken(forms: Sequence[Contract], names: Sequence[str], least: Float64Array) -> str:
+    """Which output breaks which form: "plain breaks lse 5.1; rounded row sum breaks out 1.1"."""
+    parts = []
+    for form, row in zip(forms, least, strict=True):
+        broken = ", ".join(f"{name} {ratio:.3g}" for name, ratio in zip(names, row, strict=True) if ratio > 1)
+        parts.append(f"{form.label} breaks {broken}")
+    return "; ".join(parts)
+
+
+def _lower(bench: Bench, case: Case, observed: Observed, presets: Sequence[str], outputs: Sequence[str]) -> str:
+    """The strictest of ``presets`` that this case keeps, or an empty string."""
+    for preset in presets:
+        forms = preset_forms(case.op, preset)
+        most = np.max([weigh(bench, case, b, observed, forms, outputs).most for b in exact_blocks(case)], axis=0)
+        if most.max(axis=1).min() <= 1:
+            return preset
+    return ""
+
+
+def _metrics(weighed: list[Weighed], exempt: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"exempt": exempt}
+    places = []
+    for name in weighed[0].errors:
+        parts = [(w.errors[name], w.bounds[name].bound, None) for w in weighed]
+        pooled = summarise(parts).as_dict()
+        place = pooled.pop("worst", None)
+        result[name] = pooled
+        if place is not None:
+            block = weighed[place.pop("part")].block
+            row, column = place["index"]
+            place["index"] = [*block.key, int(block.rows[row]), column]
+            places.append((float(pooled["bound_ratio"] or 0.0), {"output": name, **place}))
+    if places:
+        result["worst"] = max(places, key=lambda pair: pair[0])[1]
+    return result
+
+
+def formats_of(observed: Observed) -> dict[str, Format]:
+    """The observed format of each output."""
+    return {n: format_of(v) for n, v in observed.outputs.items()}

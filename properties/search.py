@@ -1,0 +1,212 @@
+"""Examine one property on one bench: its edge inputs one by one, then a Hypothesis search that shrinks what it finds.
+
+Every edge input gives a record. A search gives one: the smallest failing case, or the passing case nearest to its bound, with the number of
+cases tried. Shrinking stops after the profile's time: from then on only cases already known to fail count, which ends Hypothesis' search.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed as seeded, settings
+
+from oracle.case import Case, save_case
+from properties.bench import Bench, Input
+from properties.message import rerun_command
+from properties.property import Property
+from properties.record import Journal, Record
+from properties.verdict import BAD, Basis, Judgement, Verdict
+
+
+class Refuted(Exception):
+    """A drawn case broke the property; always the same type and place, so that Hypothesis shrinks one failure."""
+
+
+def hunt(
+    bench: Bench, prop: Property, *, seed: int = 0, journal: Journal | None = None, folder: Path | None = None
+) -> list[Record]:
+    """All records of ``prop`` on ``bench``. Failing cases are saved under ``folder``/cases."""
+    missing = prop.missing(bench)
+    if missing:
+        judgement = Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {missing}")
+        return [record_of(bench, prop, Input(Case(bench.op, {}, {})), judgement, seed=seed)]
+    records = [examine(bench, prop, edge, seed=seed, journal=journal, folder=folder) for edge in _edges(bench, prop)]
+    if prop.search is not None:
+        records += _search(bench, prop, seed, journal, folder)
+    return records
+
+
+def _edges(bench: Bench, prop: Property) -> Iterator[Input]:
+    yield from prop.edges(bench)
+
+
+def examine(
+    bench: Bench,
+    prop: Property,
+    given_input: Input,
+    *,
+    seed: int = 0,
+    journal: Journal | None = None,
+    folder: Path | None = None,
+) -> Record:
+    """Judge one input and record it; a failing case is written to disk."""
+    start = time.perf_counter()
+    serial = _begin(journal, bench, prop, given_input)
+    judgement = judge(bench, prop, given_input)
+    record = record_of(
+        bench, prop, given_input, judgement, seed=seed, folder=folder, seconds=time.perf_counter() - start
+    )
+    if journal is not None:
+        journal.complete(serial, record)
+    return record
+
+
+def judge(bench: Bench, prop: Property, given_input: Input) -> Judgement:
+    """The property's judgement; UNSUPPORTED, without a call, where the case sets an option that the target lacks."""
+    lacks = bench.target.lacks(given_input.case)
+    if lacks:
+        return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {lacks[0]}")
+    refused = _refused(bench, given_input.case)
+    if refused:
+        return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target refuses {refused}")
+    with warnings.catch_warnings():
+        # What a target warns about is its own affair.
+        warnings.simplefilter("ignore")
+        return prop.check(bench, given_input)
+
+
+def _refused(bench: Bench, case: Case) -> str:
+    """The stated limit of the target that this case lies beyond, or nothing."""
+    if bench.op != "attention" or not case.arrays:
+        return ""
+    q, k, v = (case.arrays[n].shape for n in ("q", "k", "v"))
+    if q[1] != k[1] and bench.conventions.get("grouped_heads") == "refused":
+        return "grouped KV heads"
+    if q[3] != v[3] and bench.conventions.get("unequal_value_dim") == "refused":
+        return "Dv != D"
+    return ""
+
+
+def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, folder: Path | None) -> list[Record]:
+    assert prop.search is not None
+    tried, seconds = 0, 0.0
+    known: dict[str, Judgement] = {}
+    nearest: tuple[Input, Judgement] | None = None
+    smallest: tuple[Input, Judgement] | None = None
+    stop_shrinking = float("inf")
+
+    @seeded(seed)
+    @settings(
+        max_examples=bench.profile.examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+    )
+    @given(prop.search(bench))
+    def drawn(example: Input) -> None:
+        nonlocal tried, nearest, smallest, stop_shrinking, seconds
+        digest = example.case.digest()
+        if digest not in known:
+            if time.perf_counter() > stop_shrinking:
+                return
+            tried += 1
+            start = time.perf_counter()
+            serial = _begin(journal, bench, prop, example)
+            known[digest] = judge(bench, prop, example)
+            if journal is not None:
+                journal.complete(serial, None)
+            seconds += time.perf_counter() - start
+        judgement = known[digest]
+        if judgement.verdict in BAD:
+            if smallest is None:
+                stop_shrinking = time.perf_counter() + bench.profile.shrink_seconds
+            smallest = (example, judgement)
+            raise Refuted
+        if nearest is None or _rank(judgement) > _rank(nearest[1]):
+            nearest = (example, judgement)
+
+    try:
+        drawn()
+    except Refuted:
+        pass
+    found = smallest or nearest
+    if found is None:
+        return []
+    record = record_of(bench, prop, *found, seed=seed, folder=folder, seconds=seconds, examples=tried)
+    if journal is not None:
+        journal.complete(_begin(journal, bench, prop, found[0]), record)
+    return [record]
+
+
+def _rank(judgement: Judgement) -> tuple[int, float]:
+    order = (Verdict.UNSUPPORTED, Verdict.EXEMPT, Verdict.VACUOUS, Verdict.PASS, Verdict.UNDECIDED)
+    place = order.index(judgement.verdict) if judgement.verdict in order else len(order)
+    return place, judgement.ratio if judgement.ratio is not None else -1.0
+
+
+def _begin(journal: Journal | None, bench: Bench, prop: Property, given_input: Input) -> int:
+    if journal is None:
+        return 0
+    row: dict[str, Any] = {
+        "target": bench.target.name,
+        "op": bench.op,
+        "dtype": bench.dtype,
+        "property": prop.id,
+        "description": given_input.case.describe(),
+        "features": given_input.features,
+    }
+    return journal.begin(row)
+
+
+def record_of(
+    bench: Bench,
+    prop: Property,
+    given_input: Input,
+    judgement: Judgement,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+    seconds: float = 0.0,
+    examples: int = 1,
+) -> Record:
+    """The record of one judgement; saves the case where it is bad and ``folder`` is given."""
+    case = given_input.case
+    stem = None
+    if folder is not None and judgement.verdict in BAD and case.arrays:
+        name = f"{bench.target.name}-{bench.dtype}-{prop.id}-{case.digest()}".replace("/", "_").replace(":", "_")
+        path = folder / "cases" / name
+        save_case(case, path, note={"features": dict(given_input.features), "detail": judgement.detail})
+        stem = str(path.with_suffix(".json"))
+    return Record(
+        target=bench.target.name,
+        origin=bench.target.origin,
+        op=bench.op,
+        dtype=bench.dtype,
+        device=bench.device,
+        property=prop.id,
+        title=prop.title,
+        case=case.digest() if case.arrays else "",
+        description=case.describe() if case.arrays else "",
+        verdict=judgement.verdict.value,
+        basis=judgement.basis.value,
+        ratio=judgement.ratio,
+        detail=judgement.detail,
+        contract=bench.forms[0].preset if bench.forms else "",
+        forms=judgement.forms,
+        metrics=judgement.metrics,
+        worst=judgement.worst,
+        features=given_input.features,
+        datasheet={"conventions": dict(bench.conventions), "interpreted": bench.target.interpreted},
+        stem=stem,
+        rerun=rerun_command(bench, prop.id, seed, stem),
+        examples=examples,
+        seconds=seconds,
+    )

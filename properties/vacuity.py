@@ -1,0 +1,42 @@
+"""Gate G6 for whole cases: which trivial output, if any, the bound of a case would have accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from oracle.bounds.table import Bounded
+from oracle.case import Case
+from oracle.enclosure import Block, Enclosure
+from oracle.error import Errors
+from oracle.vacuity import exactly, mean_of_visible, trivial_outputs, uniform_rows, vacuous
+
+Part = tuple[Block, Mapping[str, Errors], Mapping[str, Bounded]]
+
+
+def trivially_accepted(case: Case, parts: Sequence[Part]) -> str:
+    """Names of wrong trivial outputs that every bound of the case accepts, joined; an empty string if the check means something."""
+    judged = [(block, errors["out"], bounds["out"].bound) for block, errors, bounds in parts if "out" in errors]
+    if not judged:
+        return ""
+    shaped = []
+    for block, errors, bound in judged:
+        rows = ~(block.empty | block.undefined)
+        exact = errors.enclosure.rows(rows)
+        others = {name: e.rows(rows) for name, e in _others(case, block).items()}
+        shaped.append((exact, np.broadcast_to(bound, errors.absolute.shape)[rows], trivial_outputs(exact, others)))
+    return ", ".join(vacuous(shaped, judged[0][1].fmt))
+
+
+def _others(case: Case, block: Block) -> dict[str, Enclosure]:
+    if case.op == "attention":
+        batch, head = block.key
+        v = case.arrays["v"]
+        group = case.arrays["q"].shape[1] // v.shape[1]
+        return {"the mean of V": mean_of_visible(block.visible_keys(), v[batch, head // group])}
+    if case.op == "softmax" and block.visible is not None:
+        return {"the uniform row": uniform_rows(block.visible)}
+    if case.op in ("rope", "rope_apply"):
+        return {"the unrotated input": exactly(case.arrays["x"][block.key][block.rows])}
+    return {}
