@@ -1,15 +1,16 @@
-"""Multi-head latent attention in torch, one call per step, in the inputs' dtype (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+"""Multi-head latent attention in torch, one call per step, in the inputs' dtype (arXiv 2405.04434, section 2.1).
 
-`mla_materialised` builds every head's keys and values from the latents, as training and prefill code does; `mla_absorbed` moves
-W_UK to the query and W_UV to the output, so that decoding reads nothing but the latents and the shared rotary key. In both, the
-content and the rotary part of a score are one dot product over concatenated vectors, as in transformers' DeepSeek models and in
-decoding kernels with a head of d_c + d_r.
+`mla_materialised` builds every head's keys and values from the latents, as training and prefill code does;
+`mla_absorbed` moves W_UK to the query and W_UV to the output, so that decoding reads nothing but the latents
+and the shared rotary key. In both, the content and the rotary part of a score are one dot product over
+concatenated vectors, as in transformers' DeepSeek models and in decoding kernels with a head of d_c + d_r.
 
-Where precision is decided: everything between two calls is stored in the inputs' dtype (k^C and v, or q~ and the latent sum; raw
-scores, scaled scores, normalised weights), each product sums in float32 and rounds its result once, softmax runs in float32. That is
-the contract ``eager`` with ``up`` and ``latent`` stored. `_product` asks for float32 explicitly: torch's own 16-bit products on a CPU
-were measured to round the same way, but from 64 x 64 x 64 on those with bfloat16 instructions read subnormal inputs as zero.
-Causal alignment is bottom_right; an empty row gives zeros and an LSE of -inf.
+Where precision is decided: everything between two calls is stored in the inputs' dtype (k^C and v, or q~ and
+the latent sum; raw scores, scaled scores, normalised weights), each product sums in float32 and rounds its
+result once, softmax runs in float32. That is the contract ``eager`` with ``up`` and ``latent`` stored.
+`_product` asks for float32 explicitly: torch's own 16-bit products on a CPU were measured to round the same
+way, but from 64 x 64 x 64 on those with bfloat16 instructions read subnormal inputs as zero. Causal alignment
+is bottom_right; an empty row gives zeros and an LSE of -inf.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, default_scale: float, scale: float | None, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """q [B, H, Sq, D], k [B, H or 1, Sk, D], v [B, H or 1, Sk, Dv] -> (O [B, H, Sq, Dv], L [B, H, Sq] float32)."""
+    """q [B, H, Sq, D], k and v [B, H or 1, Sk, D or Dv] -> (O [B, H, Sq, Dv], L [B, H, Sq] float32)."""
     scores = _product(q, k.transpose(-1, -2)) * (default_scale if scale is None else scale)
     sq, sk = scores.shape[-2:]
     visible = torch.ones(sq, sk, dtype=torch.bool, device=q.device)
@@ -57,10 +58,11 @@ def mla_materialised(
     is_causal: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """q_nope [B, H, Sq, d_h], q_pe [B, H, Sq, d_r], c_kv [B, Sk, d_c], k_pe [B, Sk, d_r], w_uk [H, d_h, d_c], w_uv [H, d_v, d_c].
+    """q_nope [B, H, Sq, d_h], q_pe [B, H, Sq, d_r], c_kv [B, Sk, d_c], k_pe [B, Sk, d_r],
+    w_uk [H, d_h, d_c], w_uv [H, d_v, d_c].
 
-    Returns out [B, H, Sq, d_v] in the inputs' dtype, and with `return_lse` also ln sum e^S, float32 [B, H, Sq]. `scale` defaults
-    to 1/sqrt(d_h + d_r).
+    Returns out [B, H, Sq, d_v] in the inputs' dtype, and with `return_lse` also ln sum e^S, float32 [B, H,
+    Sq]. `scale` defaults to 1/sqrt(d_h + d_r).
     """
     latents = c_kv.unsqueeze(1)
     k_nope = _product(latents, w_uk.transpose(-1, -2))
@@ -108,10 +110,10 @@ _SHARED: dict[str, Any] = {
 mla_materialised.__attn_oracle__ = {  # type: ignore[attr-defined]
     **_SHARED,
     "contract": {"preset": "eager", "form": "materialised", "up": "input", "latent": "input"},
-    "description": "MLA with keys and values built per head, every intermediate stored in the input dtype",
+    "description": "MLA with keys and values built per head, every step stored in the input dtype",
 }
 mla_absorbed.__attn_oracle__ = {  # type: ignore[attr-defined]
     **_SHARED,
     "contract": {"preset": "eager", "form": "absorbed", "up": "input", "latent": "input"},
-    "description": "MLA with projections absorbed into query and output, every intermediate stored in the input dtype",
+    "description": "MLA with projections absorbed into query and output, every step stored in the input dtype",
 }

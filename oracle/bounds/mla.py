@@ -1,27 +1,32 @@
-"""G1 for MLA: the derived bound of O and L for both evaluation orders, on top of the parts shared with attention.
+"""G1 for MLA: the derived bound of O and L, both evaluation orders, on the parts shared with attention.
 
-Notation of `oracle.bounds.forward`; c_K the error of a dot product of K terms relative to sum |a||b|, w an underflow,
-u_up, omega_up the storage of up-projected k^C, v and q~ (zero if kept in the compute format), u_lat, omega_lat that of the
-latent sum; alpha = |scale|; env_j = |q^C|^T |W_UK| |c_j|, r_j = |q^R|^T |k^R_j|.
+Notation of `oracle.bounds.forward`; c_K the error of a dot product of K terms relative to sum |a||b|, w an
+underflow, u_up, omega_up the storage of up-projected k^C, v and q~ (zero if kept in the compute format), u_lat,
+omega_lat that of the latent sum; alpha = |scale|; r_j = |q^R|^T |k^R_j|.
 
-A score is one chain over both of its parts, of which one factor x was itself computed, with |x^ - x| <= dx in every entry:
+A score is one chain over both of its parts, of which one factor x was itself computed, with |x^ - x| <= dx in
+every entry, y being the other, stored factor:
 
-    materialised: x = k^C_j, dx = (1+u_up)(c_dc |W_UK||c_j| + d_c w) + u_up |k^C_j| + omega_up, chain of d_h + d_r
-    absorbed:     x = q~,    dx = (1+u_up)(c_dh |W_UK|^T|q^C| + d_h w) + u_up |q~| + omega_up,  chain of d_c + d_r
-    eps_j = alpha dx.|y| + [attention's eps of A = alpha (|x|.|y| + dx.|y| + r_j)],  y the other, stored factor
+    materialised: x = k^C_j, chain of d_h + d_r,
+                  dx = (1+u_up)(c_dc |W_UK||c_j| + d_c w) + u_up |k^C_j| + omega_up
+    absorbed:     x = q~, chain of d_c + d_r,
+                  dx = (1+u_up)(c_dh |W_UK|^T|q^C| + d_h w) + u_up |q~| + omega_up
+    eps_j = alpha dx.|y| + [attention's eps of A = alpha (|x|.|y| + dx.|y| + r_j)]
 
 (the chain runs over the computed numbers, so it meets |x| + dx; the rope products meet the whole chain's error).
 
-Output, materialised: E as in attention with |v| + dv in place of |v|, and the error of v itself through the worst weights,
-E += (1 + kP) min(G sum T_j dv_j, max dv_j), dv like dx.
+Output, materialised: E as in attention with |v| + dv in place of |v|, and the error of v itself through the worst
+weights, E += (1 + kP) min(G sum T_j dv_j, max dv_j), dv like dx.
 
-Output, absorbed: wrong weights, the cast of P and the denominator are the same numbers for every component of the latent, so
-they act on v = W_UV c; everything else happens per component and passes through |W_UV|:
+Output, absorbed: wrong weights, the cast of P and the denominator are the same numbers for every component of the
+latent, so they act on v = W_UV c; everything else happens per component and passes through |W_UV|. kW is the cast
+of P (and its division, if P is normalised); N bounds what the computed weights make of |c|; M holds accumulation,
+operand rounding of c and the merge of splits; y is what is wrong with the latent z beyond E2:
 
-    E1 = W + kW Z + U,  E2 = E1 + (|O| + E1) h / (1 - h)                  kW: cast of P (and its division, if normalised)
-    N = [(1+kW) min(G sum T_j |c_j|, max |c_j|) + (G/l)(omega_P + w) sum |c_j|] / (1-h)       at least |computed weights c|
-    M = c_n N + [(G/l) n T w + n w] / (1-h)                               accumulation, operand rounding of c, split merge
-    y = M + ((1+u_div)(1+u_lat) - 1)(N + M) + omega_lat + w               what is wrong with z beyond E2
+    E1 = W + kW Z + U,  E2 = E1 + (|O| + E1) h / (1 - h)
+    N = [(1+kW) min(G sum T_j |c_j|, max |c_j|) + (G/l)(omega_P + w) sum |c_j|] / (1-h)
+    M = c_n N + [(G/l) n T w + n w] / (1-h)
+    y = M + ((1+u_div)(1+u_lat) - 1)(N + M) + omega_lat + w
     b = E2 + |W_UV| (y + c_dc (N + y)) + d_c w,   |dO| <= b + u_o (|O| + b) + omega_o
 """
 
@@ -54,10 +59,10 @@ from oracle.ops.mla_case import Head, head, scale_float
 class _Sizes:
     """Upper bounds of magnitudes that one head's products reach; n keys, r rows.
 
-    env, rope [r, n]; k, k_env [n, d_h]; v, v_env [n, d_v] (v also as midpoints with radius v_rad); q_lat, q_env [r, d_c].
+    rope [r, n]; k, k_env [n, d_h]; v, v_env [n, d_v] (v also as midpoints with radius v_rad); q_lat, q_env [r, d_c].
+    ``x_env`` is the sum of the magnitudes of the products that x is made of.
     """
 
-    env: Float64Array
     rope: Float64Array
     k: Float64Array
     k_env: Float64Array
@@ -72,12 +77,11 @@ class _Sizes:
 def _sizes(a: Head) -> _Sizes:
     q, c, w_uk, w_uv = np.abs(a.q_nope), np.abs(a.c_kv), np.abs(a.w_uk), np.abs(a.w_uv)
     d_h, d_c = a.w_uk.shape
-    # float64 products of float64 numbers: |error| <= gamma_K sum |a||b|, 4 (K + 2) 2^-53 covers it and the sum's own.
+    # float64 products of float64 numbers: |error| <= gamma_K sum |a||b|; 4 (K + 2) 2^-53 covers it and that sum's own.
     slack_c, slack_h = 2.0**-51 * (d_c + 2), 2.0**-51 * (d_h + 2)
     k_env, v_env, q_env = c @ w_uk.T, c @ w_uv.T, q @ w_uk
     v_mid = a.c_kv @ a.w_uv.T
     return _Sizes(
-        env=q_env @ c.T,
         rope=np.abs(a.q_pe) @ np.abs(a.k_pe).T,
         k=np.abs(a.c_kv @ a.w_uk.T) + slack_c * k_env,
         k_env=k_env,
@@ -92,7 +96,7 @@ def _sizes(a: Head) -> _Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    """How a stage is stored: relative and absolute rounding, zero if it stays in the compute format; where it overflows."""
+    """How a stage is stored: relative and absolute rounding (zero if kept wide), and where it overflows."""
 
     unit: float
     omega: float
@@ -125,7 +129,7 @@ def _computed_error(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
-    """One contract form at work on one block: its numbers, its scores' error eps and reach (sum of |.||.|), its weights."""
+    """One form at work on one block: constants, the scores' error eps and reach (sum |.||.|), the weights."""
 
     contract: Contract
     c: Constants
@@ -147,7 +151,13 @@ class _Form:
 
 
 def _form(
-    a: Head, sizes: _Sizes, alpha: float, land: forward.Landscape, contract: Contract, c: Constants, up: _Store
+    a: Head,
+    sizes: _Sizes,
+    alpha: float,
+    land: forward.Landscape,
+    contract: Contract,
+    c: Constants,
+    up: _Store,
 ) -> _Form:
     (d_h, d_c), d_r = a.w_uk.shape, a.q_pe.shape[1]
     if contract.form == "materialised":
@@ -213,7 +223,7 @@ def bounds(
 def agreement(
     case: Case, block: Block, materialised: Contract, absorbed: Contract, formats: Mapping[str, Format]
 ) -> dict[str, Bounded]:
-    """By how much outputs of a materialised and of an absorbed kernel may differ: the sum of their two bounds (P26)."""
+    """How far outputs of a materialised and an absorbed kernel may differ: the sum of their bounds (P26)."""
     first, second = bounds(case, block, (materialised, absorbed), formats)
     return {
         name: Bounded(first[name].bound + second[name].bound, first[name].may_overflow | second[name].may_overflow)
@@ -228,7 +238,7 @@ def _with_output(c: Constants, fmt: Format) -> Constants:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Broken:
-    """Where an up-projection or the latent may legally overflow: whole rows [r, 1], single outputs [r, d_v]."""
+    """Where a projection or the latent may legally overflow: whole rows [r, 1], single outputs [r, d_v]."""
 
     rows: NDArray[np.bool_]
     cells: NDArray[np.bool_]

@@ -1,11 +1,12 @@
 """MLA as a case: shapes, causal visibility, options, and the evaluation of one head.
 
-Options (OPS): scale (None: 1/sqrt(d_h + d_r)), is_causal, causal_alignment (``top_left`` or ``bottom_right``; matters only
-where Sq != Sk). Arrays: q_nope [B, H, Sq, d_h], q_pe [B, H, Sq, d_r], c_kv [B, Sk, d_c], k_pe [B, Sk, d_r] (one for all
-heads), w_uk [H, d_h, d_c], w_uv [H, d_v, d_c]. Outputs: out [B, H, Sq, d_v], lse [B, H, Sq] (natural logarithm).
+Options (OPS): scale (None: 1/sqrt(d_h + d_r)), is_causal, causal_alignment (``top_left`` or ``bottom_right``;
+matters only where Sq != Sk). Arrays: q_nope [B, H, Sq, d_h], q_pe [B, H, Sq, d_r], c_kv [B, Sk, d_c], k_pe
+[B, Sk, d_r] (one for all heads), w_uk [H, d_h, d_c], w_uv [H, d_v, d_c]. Outputs: out [B, H, Sq, d_v], lse
+[B, H, Sq] (natural logarithm).
 
-A row without visible keys is *empty*; a row that reads a NaN or an infinity (its own query, a visible key's latent or
-k_pe, its head's weights) is *undefined*.
+A row without visible keys is *empty*; a row that reads a NaN or an infinity (its own query, a visible key's
+latent or k_pe, its head's weights) is *undefined*.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def visibility(case: Case, rows: Rows) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What one head reads, float64 with everything non-finite set to zero, and which of the rows that spoils."""
+    """What one head reads, as float64 with everything non-finite set to zero, and which rows that spoils."""
 
     q_nope: Float64Array
     q_pe: Float64Array
@@ -90,7 +91,14 @@ def head(case: Case, key: tuple[int, ...], rows: Rows) -> Head:
     """The inputs of head ``key`` = (batch, head) for ``rows``."""
     b, h = key
     a = case.arrays
-    taken = (a["q_nope"][b, h][rows], a["q_pe"][b, h][rows], a["c_kv"][b], a["k_pe"][b], a["w_uk"][h], a["w_uv"][h])
+    taken = (
+        a["q_nope"][b, h][rows],
+        a["q_pe"][b, h][rows],
+        a["c_kv"][b],
+        a["k_pe"][b],
+        a["w_uk"][h],
+        a["w_uv"][h],
+    )
     wide = [np.asarray(x).astype(np.float64) for x in taken]
     visible = visibility(case, rows)
     undefined = np.zeros(len(rows), dtype=bool)
@@ -125,11 +133,10 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
     """One head in the form that `oracle.ops.mla.form_for` chooses."""
     inputs = head(case, key, rows)
     (d_h, d_c), d_v = inputs.w_uk.shape, inputs.w_uv.shape[0]
-    # An empty row's values mean nothing, but its 0/0 would spoil a whole matrix of balls: let it see everything.
+    # An empty row's values mean nothing, but its 0/0 would spoil a whole matrix of balls: let it see
+    # everything.
     empty = np.logical_not(inputs.visible.any(axis=1))
-    form = mla.form_for(
-        len(rows), len(inputs.c_kv), head=d_h, rope=inputs.q_pe.shape[1], value=d_v, latent=d_c
-    )
+    form = mla.form_for(len(rows), len(inputs.c_kv), head=d_h, rope=inputs.q_pe.shape[1], value=d_v, latent=d_c)
     done = mla.mla(
         ar,
         *(ar.const(x) for x in inputs.arrays()),
@@ -137,12 +144,18 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
         visible=np.logical_or(inputs.visible, empty[:, None]),
         form=form,
     )
-    values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
+    values = {
+        "scores": done.scores,
+        "shift": done.shift,
+        "total": done.total,
+        "out": done.out,
+        "lse": done.lse,
+    }
     return Block(key, rows, ar, values, empty, inputs.undefined, inputs.visible)
 
 
 def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
-    """The formats of the named stages: attention's, and those of the up-projected operands and of the latent sum."""
+    """Formats of the named stages: attention's, the up-projected operands', the latent sum's."""
     result = attention_case.stages(contract, input_format)
     for stage, name in (("up", contract.up), ("latent", contract.latent)):
         if name is not None:
@@ -151,7 +164,7 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
-    """out [r, d_v] and lse [r, 1] of an honest kernel of this contract, in its form, with its tiles or splits."""
+    """out [r, d_v] and lse [r, 1] of an honest kernel of this contract: its form, its tiles or splits."""
     compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
     named = stages(contract, format_of(case.arrays["q_nope"]))
     ar = RoundedArithmetic(compute, named)
