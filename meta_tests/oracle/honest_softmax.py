@@ -28,11 +28,9 @@ class Kernel:
 
     @property
     def form(self) -> str:
-        return (
-            "from lse"
-            if self.from_lse
-            else {"natural": "natural", "scaled": "scaled", "mixed": "scaled"}.get(self.exponent, "exp2")
-        )
+        if self.from_lse:
+            return "from lse"
+        return {"natural": "natural", "scaled": "scaled", "mixed": "scaled"}.get(self.exponent, "exp2")
 
 
 KERNELS = [
@@ -49,13 +47,21 @@ KERNELS = [
     Kernel("scaled", "forward", False, 0.9),
     Kernel("scaled", "backward", False, 0.0),
     Kernel("mixed", "online", False, 0.0),
+    Kernel("natural", "wide", False, 0.0),
+    Kernel("shift first", "wide", False, 0.9),
+    Kernel("shift first", "wide", True, 0.9),
     Kernel("shift first", "pairs", True, 0.9),
     Kernel("fused", "forward", True, 0.0),
 ]
 
 
 def row_sum(terms: NDArray[Any], order: str) -> NDArray[Any]:
-    """[R, n] -> [R, 1] in the dtype of the terms, by additions of two numbers in the given order."""
+    """[R, n] -> [R, 1] in the dtype of the terms, by additions of two numbers in the given order.
+
+    ``wide`` sums in float32 and rounds once, as calls on 16-bit tensors do.
+    """
+    if order == "wide":
+        return row_sum(terms.astype(np.float32), "forward").astype(terms.dtype)
     if order == "ascending":
         terms = np.sort(terms, axis=1)
     if order == "backward":

@@ -98,6 +98,9 @@ class RoundedArithmetic:
     def row_sum(self, a: Matrix, stage: str) -> Matrix:
         total = np.zeros((a.shape[0], 1), dtype=self._scalar_type())
         rounding = self._narrow(stage)
+        wide = self.stages.get(stage, self.compute)
+        if wide.precision > self.compute.precision and a.shape[1]:
+            return np.cumsum(a.astype(wide.dtype), axis=1)[:, -1:].astype(self._scalar_type())
         if rounding is None:
             # cumsum is the sequential sum (np.sum is pairwise).
             return np.ascontiguousarray(np.cumsum(a, axis=1, dtype=a.dtype)[:, -1:]) if a.shape[1] else total

@@ -225,12 +225,20 @@ _SOFTMAX = {
     )
     for preset in ("fp64", "fp32", "input")
 }
+# Separate calls in a 16-bit format usually sum in float32 inside the one that sums.
+_SOFTMAX["input"] = (
+    *(replace(form, label=f"{form.label}, fp32 sum", row_sum="fp32") for form in _SOFTMAX["input"][:3]),
+    *_SOFTMAX["input"],
+)
 _ROPE = {
     "fp64": (Contract("fp64", "plain", compute="fp64"),),
     "fp32_angle": (Contract("fp32_angle", "plain"),),
     "fp64_angle": (Contract("fp64_angle", "plain", angle="fp64"),),
     "input_table": (Contract("input_table", "plain", table="input"),),
-    "input_all": (Contract("input_all", "plain", angle="input", table="input", rotate="input"),),
+    "input_all": (
+        Contract("input_all", "fp32 angle", table="input", rotate="input"),
+        Contract("input_all", "plain", angle="input", table="input", rotate="input"),
+    ),
 }
 # Eager code stores whatever passes from one call to the next: up-projected operands and the latent sum too.
 _STORED: dict[str, dict[str, str]] = {"eager": {"up": "input", "latent": "input"}}

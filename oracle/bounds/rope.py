@@ -1,7 +1,7 @@
-"""G1 for rope and rope_apply: derived bounds, in closed form, and the bound of the relative-position property.
+"""G1 for rope and rope_apply: derived bounds, in closed form, and that of the relative-position property.
 
-One pair (x_1, x_2) at position m, frequency theta = base^-t with t = 2i/d, exact numbers. Errors by stage, with u
-and omega of that stage's format:
+One pair (x_1, x_2) at position m, frequency theta = base^-t with t = 2i/d, exact numbers. Errors by stage,
+with u and omega of that stage's format:
 
     e_w = (1 + u)^5 exp(t (((1 + u)^3 - 1) |ln base| + b ln(1 + u))) - 1, and 0 for the first pair
     dth = |m theta| ((1 + e_w)(1 + u)(1 + u_m) - 1) + |m| omega + omega
@@ -9,21 +9,21 @@ and omega of that stage's format:
     B_1 = |x_1| dc + |x_2| ds + k_r (|x_1| (|cos| + dc) + |x_2| (|sin| + ds)) + 2 omega_r
     |dy_1| <= B_1 + u_o (|y_1| + B_1) + omega_o;   B_2 with sin and cos exchanged
 
-- e_w, the frequency: a power or exponential to 2 ulp and a reciprocal make five roundings; its exponent is rounded
-  at most three times (t, the constant ln base or log2 base, the product). b = 1 where the angle's format does not
-  hold the base.
-- dth, the angle: the product, u_m = u where |m| > 2^p and the position itself is rounded, and omega where a narrow
-  format has subnormal frequencies.
-- e_trig = 4 u of the compute format, absolute: sin and cos to about one ulp, or of an angle that was reduced in more
-  precision and then rounded.
-- k_r = (1 + u_r)^2 - 1, a product and a sum. Where the rotation runs in the output's own format the sum is the
-  output, and k_r = u_r (x cos + rotate_half(x) sin, call by call in bfloat16).
+- e_w, the frequency: a power or exponential to 2 ulp and a reciprocal make five roundings; its exponent is
+  rounded at most three times (t, the constant ln base or log2 base, the product). b = 1 where the angle's
+  format does not hold the base.
+- dth, the angle: the product, u_m = u where |m| > 2^p and the position itself is rounded, and omega where a
+  narrow format has subnormal frequencies.
+- e_trig = 4 u of the compute format, absolute: sin and cos to about one ulp, or of an angle that was reduced
+  in more precision and then rounded.
+- k_r = (1 + u_r)^2 - 1, a product and a sum. Where the rotation runs in the output's own format the sum is
+  the output, and k_r = u_r (x cos + rotate_half(x) sin, call by call in bfloat16).
 
-Above dth of about 2 the bound says no more than that |out| is about |x|: vacuous, for fp32 angles at base 1e4 beyond
-positions of about 1e6. Entries that do not turn are copies: their bound is 0.
+Above dth of about 2 the bound says no more than that |out| is about |x|: vacuous, for fp32 angles at base
+1e4 beyond positions of about 1e6. Entries that do not turn are copies: their bound is 0.
 
-rope_apply takes its tables as exact: dc = 0, or u_tab |cos| + omega_tab if the contract's table is narrower than
-what was given.
+rope_apply takes its tables as exact: dc = 0, or u_tab |cos| + omega_tab if the contract's table is narrower
+than what was given.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def angle_error(
     form: Contract,
     angle: Format,
 ) -> Float64Array:
-    """dth [S, d/2] in radians: what the frequency, the position and their product lose in the angle's format."""
+    """dth [S, d/2] in radians: what frequency, position and their product lose in the angle's format."""
     u, omega = angle.unit_roundoff, (angle.smallest_normal if form.flush else angle.omega)
     t = np.arange(rotary_dim // 2)[None, :] * (2.0 / rotary_dim)
     inexact_base = float(angle.round(base)) != base
@@ -211,13 +211,14 @@ def relative_bound(
     layout: str = "half",
     scale: float = 1.0,
 ) -> Float64Array:
-    """[Sq, Sk]: the largest legal |S(m + t, n + t) - S(m, n)|, t = ``shift``, for scores S = scale <R_m q, R_n k>.
+    """[Sq, Sk]: the largest legal |S(m + t, n + t) - S(m, n)|, t = ``shift``, for scores S = scale <R_m q,
+    R_n k>.
 
     q [Sq, D] and k [Sk, D] before rotation, as stored; rotated by a kernel of ``form`` (output in the input's
     format unless declared) and multiplied by a dot product of the same contract; a score that is then stored
     in a narrow format adds that rounding. A rotated pair errs, as a vector, by at most
-    |x| ((1 + dth + sqrt2 e_trig)(1 + u_tab)(1 + sqrt2 k_r)(1 + u_o) - 1) and underflow; both sides' factors and
-    the dot product's 1 + c_d are multiplied out, at both places.
+    |x| ((1 + dth + sqrt2 e_trig)(1 + u_tab)(1 + sqrt2 k_r)(1 + u_o) - 1) and underflow; both sides' factors
+    and the dot product's 1 + c_d are multiplied out, at both places.
     """
     dim = q.shape[1]
     how = rope_case.Rotation(dim, dim if rotary_dim is None else rotary_dim, layout, base)

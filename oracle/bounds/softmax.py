@@ -22,10 +22,11 @@ a stored stand-in for m c:
 
     form     kx kS km kL
     natural   1  0  0  1   exp(fl(x - m))
-    exp2      3  0  1  3   fl(fl(x - m) c): shift, constant, product; or fma(x, c, -M): constant and fma. With M
-                           in the exponents and in L, the error of M is one common shift and cancels; where L or
-                           y uses m instead, it costs u |m| (km). L = (M + log2 l) ln 2 has a sum, a product and
-                           a constant (kL), and the constant's error in c acts on |m| (km again).
+    exp2      3  0  1  3   fl(fl(x - m) c): shift, constant, product; or fma(x, c, -M): constant and fma.
+    With M
+                           in the exponents and in L, the error of M is one common shift and cancels; where L
+                           or y uses m instead, it costs u |m| (km). L = (M + log2 l) ln 2 has a sum, a
+                           product and a constant (kL), and the constant's error in c acts on |m| (km again).
     scaled    5  2  2  3   fl(x c) - M: a rounding on x and one on m that do not cancel; also fma in the
                            exponents with exp2(fl((m_old - m_new) c)) as the rescale: u (|m_t| + |m|), and
                            |m_t| <= |x_j| + (m - x_j).
@@ -89,8 +90,8 @@ class _Rows:
 class _Weights:
     """The computed weights under one form.
 
-    rho [r, n]; log_total, the error D of ln l^; logged, the same after the logarithm; lift, the largest factor
-    by which a shift that is off raises all weights. All three [r, 1].
+    rho [r, n]; log_total, the error D of ln l^; logged, the same after the logarithm; lift, the largest
+    factor by which a shift that is off raises all weights. All three [r, 1].
     """
 
     rho: Float64Array

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, "RoFormer", arXiv 2104.09864, equations 14, 15 and 34), one head.
+"""Rotary position embedding of one head (Su et al. 2021, "RoFormer", arXiv 2104.09864, equations 14, 15, 34).
 
     theta_i = base^(-2i/d), i = 0 .. d/2 - 1,  d = rotary_dim
     (x_a, x_b)  ->  (x_a cos(m theta_i) - x_b sin(m theta_i),  x_a sin(m theta_i) + x_b cos(m theta_i))
@@ -6,17 +6,19 @@
 for the i-th pair of a row at position m. Layout ``half`` pairs entries (i, i + d/2) (GPT-NeoX, Llama in
 transformers), ``interleaved`` (2i, 2i + 1) (the paper, GPT-J). Entries from d on pass unchanged.
 
-Shapes: x [S, D], positions int64 [S], cos and sin [S, d/2], out [S, D]. m theta_i is the real product in radians:
-no angle is ever rounded to a format.
+Shapes: x [S, D], positions int64 [S], cos and sin [S, d/2], out [S, D]. m theta_i is the real product in
+radians: no angle is ever rounded to a format.
 
 `rotate` is the definition. `rotate_by_matrix` multiplies each row by the block-diagonal matrix R_m, and
 `rotate_by_powers` multiplies the complex number x_a + i x_b by (e^(i theta))^m, the power taken by repeated
-squaring: the same real function three times. `score_rotated`, `score_relative` and `score_complex` are the inner
-product <R_m q, R_n k>, as it stands, as q^T R_(n-m) k, and as Re(sum q conj(k) e^(i (m-n) theta)): equal, so a score
-depends on n - m alone. The `mp` arithmetic shows all of these equalities to its last digits.
+squaring: the same real function three times. `score_rotated`, `score_relative` and `score_complex` are the
+inner product <R_m q, R_n k>, as it stands, as q^T R_(n-m) k, and as Re(sum q conj(k) e^(i (m-n) theta)):
+equal, so a score depends on n - m alone. The `mp` arithmetic shows all of these equalities to its last
+digits.
 
-Why the enclosures are rigorous: frequencies are evaluated in `angles` (arb, 160 bits or more, for balls), where m theta
-is known to far below 2^-53 for every int64 position; the rest are inclusion-preserving operations.
+Why the enclosures are rigorous: frequencies are evaluated in `angles` (arb, 160 bits or more, for balls),
+where m theta is known to far below 2^-53 for every int64 position; the rest are inclusion-preserving
+operations.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ LAYOUTS = ("half", "interleaved")
 
 
 def frequencies(ar: Arithmetic, base: float, rotary_dim: int) -> Value:
-    """theta [1, d/2] in the arithmetic ``ar`` (pass ``ar.angles``); a scaling rule changes this function only."""
+    """theta [1, d/2] in the arithmetic ``ar`` (pass ``ar.angles``); scaling rules belong here."""
     pairs = np.arange(rotary_dim // 2)
     return ar.round(ar.power(base, -2 * pairs, rotary_dim), "angle")
 
@@ -85,7 +87,8 @@ def rotation_matrix(ar: Arithmetic, cos: Value, sin: Value, *, rotary_dim: int, 
     nothing = ar.rational(0, 1)
     columns = []
     for j in range(rotary_dim):
-        # Column j holds the image of the j-th unit vector: (cos, sin) for a first entry, (-sin, cos) for a second.
+        # Column j holds the image of the j-th unit vector: (cos, sin) for a first entry, (-sin, cos) for a
+        # second.
         pair, second = (j % pairs, j >= pairs) if half else divmod(j, 2)
         at_first, at_second = (pair, pair + pairs) if half else (2 * pair, 2 * pair + 1)
         c, s = ar.columns(cos, pair, pair + 1), ar.columns(sin, pair, pair + 1)
