@@ -103,12 +103,8 @@ def run_kernel(
 
 INPUTS: dict[str, Callable[[np.random.Generator, tuple[int, int], Format], Float64]] = {
     "normal": lambda rng, shape, f: rng.standard_normal(shape),
-    "outlier": lambda rng, shape, f: (
-        rng.standard_normal(shape) * np.where(rng.uniform(size=shape) < 0.1, 50, 1e-3)
-    ),
-    "one-sided pairs": lambda rng, shape, f: (
-        rng.standard_normal(shape) * (np.arange(shape[1]) < shape[1] // 2)
-    ),
+    "outlier": lambda rng, shape, f: rng.standard_normal(shape) * np.where(rng.uniform(size=shape) < 0.1, 50, 1e-3),
+    "one-sided pairs": lambda rng, shape, f: rng.standard_normal(shape) * (np.arange(shape[1]) < shape[1] // 2),
     "subnormal": lambda rng, shape, f: rng.integers(-30, 30, shape) * f.smallest_subnormal,
     "tiny": lambda rng, shape, f: rng.standard_normal(shape) * f.smallest_normal * 4,
     "near overflow": lambda rng, shape, f: rng.uniform(-1, 1, shape) * f.max_finite,

@@ -89,9 +89,7 @@ def multiply_subtract(a: NDArray[Any], b: Any, c: NDArray[Any]) -> NDArray[np.fl
     x, y = a.astype(np.float64), np.float64(b)
     high_x, high_y = (v * 134217729.0 - (v * 134217729.0 - v) for v in (x, y))
     product = x * y
-    rest = ((high_x * high_y - product) + high_x * (y - high_y) + (x - high_x) * high_y) + (x - high_x) * (
-        y - high_y
-    )
+    rest = ((high_x * high_y - product) + high_x * (y - high_y) + (x - high_x) * high_y) + (x - high_x) * (y - high_y)
     return np.where(np.isfinite(x), (product - c.astype(np.float64)) + rest, product)
 
 
@@ -167,20 +165,14 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int, Format], NDArray[np.floa
     "offset": lambda rng, n, f: (
         rng.standard_normal((4, n)) + rng.choice([-1, 1]) * min(10 ** rng.uniform(1, 7), f.max_finite / 4)
     ),
-    "huge range": lambda rng, n, f: (
-        rng.uniform(-1, 1, (4, n)) * min(10 ** rng.uniform(2, 8), f.max_finite / 2)
-    ),
+    "huge range": lambda rng, n, f: rng.uniform(-1, 1, (4, n)) * min(10 ** rng.uniform(2, 8), f.max_finite / 2),
     "near overflow": lambda rng, n, f: rng.uniform(-1, 1, (4, n)) * f.max_finite * 0.6,
     "subnormal": lambda rng, n, f: rng.integers(-40, 40, (4, n)) * f.smallest_subnormal,
     "tail mass": lambda rng, n, f: np.where(
         np.arange(n) == n // 2, 0.0, -rng.uniform(2, 14) - rng.uniform(0, 1e-2, (4, n))
     ),
-    "underflow": lambda rng, n, f: np.where(
-        rng.uniform(size=(4, n)) < 0.3, 0.0, -rng.uniform(5, 110, (4, n))
-    ),
+    "underflow": lambda rng, n, f: np.where(rng.uniform(size=(4, n)) < 0.3, 0.0, -rng.uniform(5, 110, (4, n))),
     "growing": lambda rng, n, f: np.sort(rng.standard_normal((4, n)), axis=1) * rng.uniform(1, 40),
     "falling": lambda rng, n, f: -np.sort(rng.standard_normal((4, n)), axis=1) * rng.uniform(1, 40),
-    "masked": lambda rng, n, f: np.where(
-        rng.uniform(size=(4, n)) < 0.4, -np.inf, rng.standard_normal((4, n)) * 4
-    ),
+    "masked": lambda rng, n, f: np.where(rng.uniform(size=(4, n)) < 0.4, -np.inf, rng.standard_normal((4, n)) * 4),
 }

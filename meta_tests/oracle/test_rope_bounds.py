@@ -107,9 +107,7 @@ def test_a_narrower_stage_exceeds_the_bound(defect: str) -> None:
     case = rope_of(x[None, None], positions)
     honest = Kernel(preset, "pow", angle="fp64" if preset == "fp64_angle" else "fp32")
     block = enclosed(case)
-    assert (
-        worst_ratio(run_kernel(honest, x, positions, 1e4, 64, fmt, 0), case, block, form_of(preset), fmt) <= 1
-    )
+    assert worst_ratio(run_kernel(honest, x, positions, 1e4, 64, fmt, 0), case, block, form_of(preset), fmt) <= 1
     broken = run_kernel(replace(honest, **change), x, positions, 1e4, 64, fmt, 0)
     assert worst_ratio(broken, case, block, form_of(preset), fmt) > 1
 
@@ -152,7 +150,9 @@ def test_far_fp32_angles_are_vacuous_and_say_so_by_their_size() -> None:
     x = np.ones((1, 1, 3, 4), np.float32)
     case = rope_of(x, np.array([10, 10**4, 10**8], dtype=np.int64))
     bound = bounds_rope.bounds(case, enclosed(case), [form_of("fp32_angle")], {})[0]["out"].bound
-    assert bound[0].max() < 1e-4 and bound[1, 0] < 1e-2 and bound[2, 0] > 1
+    assert bound[0].max() < 1e-4
+    assert bound[1, 0] < 1e-2
+    assert bound[2, 0] > 1
 
 
 def test_where_overflow_is_legal() -> None:
@@ -216,12 +216,9 @@ def test_relative_scores_keep_their_bound(preset: str, dtype: str) -> None:
         scores = []
         for shift in (0, t):
             left, right = (
-                run_kernel(kernel, a, at + shift, 1e4, d, fmt, 0).astype(np.float32)
-                for a, at in ((q, m), (k, n))
+                run_kernel(kernel, a, at + shift, 1e4, d, fmt, 0).astype(np.float32) for a, at in ((q, m), (k, n))
             )
-            scores.append(
-                np.cumsum(left[:, None] * right[None], axis=2, dtype=np.float32)[:, :, -1].astype(np.float64)
-            )
+            scores.append(np.cumsum(left[:, None] * right[None], axis=2, dtype=np.float32)[:, :, -1].astype(np.float64))
         wide = [a.astype(np.float64) for a in (q, k)]
         bound = bounds_rope.relative_bound(*wide, m, n, t, form, fmt)
         assert (np.abs(scores[1] - scores[0]) <= bound).all(), kernel

@@ -44,9 +44,7 @@ def worst_ratio(observed: NDArray[Any], case: Case, block: Block, form: Contract
         distance = np.maximum(e.distance(y) - e.rad, 0.0)
         ratio = np.where(distance == 0, 0.0, distance / found.bound)
         ratio = np.where(np.isfinite(y), ratio, np.inf)
-        nothing_promised = (
-            found.may_overflow | ~np.isfinite(found.bound) | (block.empty | block.undefined)[:, None]
-        )
+        nothing_promised = found.may_overflow | ~np.isfinite(found.bound) | (block.empty | block.undefined)[:, None]
     return float(np.where(nothing_promised, 0.0, ratio).max())
 
 
@@ -110,9 +108,7 @@ def test_long_rows_keep_their_bounds() -> None:
         case = Case(name, {"x": x})
         block = enclosed(case)
         for kernel in KERNELS[:9]:
-            ratio = worst_ratio(
-                run_kernel(kernel, x, fmt, 0)[name], case, block, form_of("fp32", kernel.form), fmt
-            )
+            ratio = worst_ratio(run_kernel(kernel, x, fmt, 0)[name], case, block, form_of("fp32", kernel.form), fmt)
             assert ratio <= 1, (name, kernel)
 
 
@@ -219,14 +215,10 @@ def test_where_overflow_is_legal() -> None:
         ("logsumexp", [[False]] * 2),
     ):
         case = Case(name, {"x": x})
-        found = bounds_softmax.bounds(
-            case, enclosed(case), preset_forms(name, "fp32"), {"out": FORMATS["fp16"]}
-        )
+        found = bounds_softmax.bounds(case, enclosed(case), preset_forms(name, "fp32"), {"out": FORMATS["fp16"]})
         assert found[0]["out"].may_overflow.tolist() == expected, name
     case = Case("logsumexp", {"x": np.full((1, 4), top, np.float16)})
-    found = bounds_softmax.bounds(
-        case, enclosed(case), preset_forms("logsumexp", "fp32"), {"out": FORMATS["fp16"]}
-    )
+    found = bounds_softmax.bounds(case, enclosed(case), preset_forms("logsumexp", "fp32"), {"out": FORMATS["fp16"]})
     assert not found[0]["out"].may_overflow.any()
 
 

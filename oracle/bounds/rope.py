@@ -113,9 +113,7 @@ def bounds(
                 part[:] = found
             bound = inner + stages.output_unit * (size + inner) + stages.omega(stages.output)
             bound[:, how.rotary_dim :] = 0.0
-            broken = (size + inner) * grow >= min(
-                stages.output.overflow_threshold, stages.c.compute.overflow_threshold
-            )
+            broken = (size + inner) * grow >= min(stages.output.overflow_threshold, stages.c.compute.overflow_threshold)
             if lost is not None:
                 for part in _pairs(broken, how):
                     part |= lost

@@ -123,15 +123,11 @@ def bounds(
                 found = _softmax(land, weights, form, c, u_o, omega_o) * grow
                 broken = _exponents_overflow(land, form, c) & np.ones(found.shape, dtype=bool)
             else:
-                error, size = (
-                    (_lse, land.lse_size) if case.op == "logsumexp" else (_log_softmax, land.log_p_size)
-                )
+                error, size = (_lse, land.lse_size) if case.op == "logsumexp" else (_log_softmax, land.log_p_size)
                 inner = error(land, weights, form, c)
                 found = (inner + u_o * (size + inner) + omega_o) * grow
                 # The threshold itself leaves room for the output's rounding.
-                broken = (size + inner) * grow >= min(
-                    observed.overflow_threshold, c.compute.overflow_threshold
-                )
+                broken = (size + inner) * grow >= min(observed.overflow_threshold, c.compute.overflow_threshold)
                 broken |= _exponents_overflow(land, form, c)
                 if case.op == "log_softmax":
                     found = np.where(land.visible, found, np.inf)
@@ -184,9 +180,7 @@ def _weights(land: _Rows, form: Contract, c: Constants, input_format: Format) ->
     tilted = land.log_p + rho
     top = tilted.max(axis=1, keepdims=True)
     # Clipping an exponent would be unsound: far rows take ln sum p e^rho through the largest one.
-    near = np.log1p(
-        (np.exp(np.minimum(tilted, LARGEST_EXPONENT)) * -np.expm1(-rho)).sum(axis=1, keepdims=True)
-    )
+    near = np.log1p((np.exp(np.minimum(tilted, LARGEST_EXPONENT)) * -np.expm1(-rho)).sum(axis=1, keepdims=True))
     far = top + np.log(np.exp(tilted - top).sum(axis=1, keepdims=True))
     lme = np.where(top <= LARGEST_EXPONENT, near, np.maximum(far, 0.0))
     # fma(x, c, -M) moves every weight by the rounding of M; below exp's normal range that costs absolute
@@ -235,9 +229,7 @@ def _output_rounding(form: Contract, c: Constants, observed: Format) -> tuple[fl
     return max(declared[0], observed.unit_roundoff), max(declared[1], omega)
 
 
-def _softmax(
-    land: _Rows, weights: _Weights, form: Contract, c: Constants, u_o: float, omega_o: float
-) -> Float64Array:
+def _softmax(land: _Rows, weights: _Weights, form: Contract, c: Constants, u_o: float, omega_o: float) -> Float64Array:
     w = _underflow(form, c)
     if form.from_lse:
         dl = _lse(land, weights, form, c)

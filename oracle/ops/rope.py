@@ -70,9 +70,7 @@ def turn(ar: Arithmetic, first: Value, second: Value, cos: Value, sin: Value) ->
     return left, right
 
 
-def rotate(
-    ar: Arithmetic, x: Value, cos: Value, sin: Value, *, dim: int, rotary_dim: int, layout: str
-) -> Value:
+def rotate(ar: Arithmetic, x: Value, cos: Value, sin: Value, *, dim: int, rotary_dim: int, layout: str) -> Value:
     """x [S, D] rotated by the table, the entries beyond ``rotary_dim`` unchanged."""
     first, second = split_pairs(ar, x, rotary_dim, layout)
     turned = join_pairs(ar, *turn(ar, first, second, cos, sin), rotary_dim // 2, layout)
@@ -99,9 +97,7 @@ def rotation_matrix(ar: Arithmetic, cos: Value, sin: Value, *, rotary_dim: int, 
     return ar.hstack(columns)
 
 
-def rotate_by_matrix(
-    ar: Arithmetic, x: Value, cos: Value, sin: Value, *, rotary_dim: int, layout: str
-) -> list[Value]:
+def rotate_by_matrix(ar: Arithmetic, x: Value, cos: Value, sin: Value, *, rotary_dim: int, layout: str) -> list[Value]:
     """The rows of x [S, d] as R_m x, one matrix for each position; a list of [1, d]."""
     rows = []
     for m in range(x.shape[0]):
@@ -138,9 +134,7 @@ def unit_power(ar: Arithmetic, theta: Value, position: int) -> Complex:
     return result if position >= 0 else conjugate(ar, result)
 
 
-def rotate_by_powers(
-    ar: Arithmetic, x: Value, theta: Value, position: int, *, rotary_dim: int, layout: str
-) -> Value:
+def rotate_by_powers(ar: Arithmetic, x: Value, theta: Value, position: int, *, rotary_dim: int, layout: str) -> Value:
     """One row x [1, d] at one position as (x_a + i x_b) (e^(i theta))^position."""
     pair = split_pairs(ar, x, rotary_dim, layout)
     turned = complex_product(ar, pair, unit_power(ar, theta, position))

@@ -69,9 +69,7 @@ def _check_positions(positions: NDArray[Any], shape: tuple[int, ...]) -> None:
     if positions.dtype != np.int64:
         raise ValueError(f"positions must be int64, got {positions.dtype}")
     if positions.shape not in ((shape[2],), (shape[0], shape[2])):
-        raise ValueError(
-            f"positions must be [S] or [B, S] for x {list(shape)}, got shape {list(positions.shape)}"
-        )
+        raise ValueError(f"positions must be [S] or [B, S] for x {list(shape)}, got shape {list(positions.shape)}")
 
 
 def _check_numbers(case: Case) -> None:
@@ -92,9 +90,7 @@ def _check_tables(cos: NDArray[Any], sin: NDArray[Any], shape: tuple[int, ...]) 
     for name, a in (("cos", cos), ("sin", sin)):
         format_of(a)
         if a.ndim != 2 or a.shape[0] != shape[2] or not 0 < 2 * a.shape[1] <= shape[3]:
-            raise ValueError(
-                f"{name} must be [S, rotary_dim/2] for x {list(shape)}, got shape {list(a.shape)}"
-            )
+            raise ValueError(f"{name} must be [S, rotary_dim/2] for x {list(shape)}, got shape {list(a.shape)}")
     if cos.shape != sin.shape:
         raise ValueError(f"cos and sin differ in shape: {list(cos.shape)} and {list(sin.shape)}")
 
@@ -105,9 +101,7 @@ def rotation(case: Case) -> Rotation:
     if case.op == "rope_apply":
         return Rotation(dim, 2 * case.arrays["cos"].shape[1], layout, 1.0)
     rotary_dim = case.options.get("rotary_dim")
-    return Rotation(
-        dim, dim if rotary_dim is None else rotary_dim, layout, float(case.options.get("base", 10000.0))
-    )
+    return Rotation(dim, dim if rotary_dim is None else rotary_dim, layout, float(case.options.get("base", 10000.0)))
 
 
 def positions_of(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.int64]:
@@ -143,16 +137,12 @@ def table(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> tuple
     how = rotation(case)
     positions = positions_of(case, key, rows)
     if positions.size * how.rotary_dim <= KEPT_ENTRIES and ar.name in ("ball", "arb"):
-        return _kept_table(
-            ar.name, getattr(ar, "precision", 0), positions.tobytes(), how.base, how.rotary_dim
-        )
+        return _kept_table(ar.name, getattr(ar, "precision", 0), positions.tobytes(), how.base, how.rotary_dim)
     return rope.table(ar, positions, how.base, how.rotary_dim)
 
 
 @lru_cache(maxsize=4)
-def _kept_table(
-    name: str, precision: int, positions: bytes, base: float, rotary_dim: int
-) -> tuple[Value, Value]:
+def _kept_table(name: str, precision: int, positions: bytes, base: float, rotary_dim: int) -> tuple[Value, Value]:
     # The arithmetic is made anew because instances of arb's do not compare equal; its values do not depend
     # on that.
     ar: Arithmetic = BallArithmetic() if name == "ball" else arb_arithmetic(precision)
@@ -179,9 +169,7 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
     how = rotation(case)
     with ar.working():
         cos, sin = table(ar, case, key, rows)
-        out = rope.rotate(
-            ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout
-        )
+        out = rope.rotate(ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout)
         return {"out": ar.to_enclosure(out)[0]}
 
 

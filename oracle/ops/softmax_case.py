@@ -43,9 +43,7 @@ def row_count(case: Case) -> int:
     return prod(case.arrays["x"].shape[:-1])
 
 
-def clean_rows(
-    case: Case, rows: Rows
-) -> tuple[Float64Array, NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+def clean_rows(case: Case, rows: Rows) -> tuple[Float64Array, NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """(x, visible, empty, undefined): float64 rows with every non-finite entry, and every row without a
     value, as zeros.
 
