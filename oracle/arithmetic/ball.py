@@ -12,9 +12,10 @@ What is assumed, and where it is tested:
 - numpy's float64 exp, log and tanh err by at most ``EXP_REL``, ``LOG_REL``, ``TANH_REL``: four times the worst error
   that `meta_tests` measures against arb on the machine that runs it, and at least 8 units of 2^-53.
 - every radius is itself computed in float64 from non-negative numbers with fewer than 500 roundings, which ``UP``
-  covers; sums over n entries are inflated by their own count; ``TINY`` covers every underflow, flushed or gradual.
+  covers; sums over n entries are inflated by their own count; ``TINY`` covers every underflow of a result.
+- subnormal operands are read as they are: `working` refuses a thread that flushes them to zero.
 
-A midpoint that overflowed has an infinite or nan radius and is never decided here.
+A midpoint that overflowed has an infinite or nan radius and is never decided here. docs/enclosures.md has the proofs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from oracle.formats import Float64Array
 U = 2.0**-53
 UP = 1.0 + 2.0**-44
 TINY = 2.0**-1000
+SMALLEST, ONE = 5e-324, 1.0
 EXP_REL = 2.0**-50
 LOG_REL = 2.0**-50
 TANH_REL = 2.0**-50
@@ -73,18 +75,18 @@ def _norm2(x: Float64Array, axis: int) -> Float64Array:
     top = float(np.max(np.abs(x))) if x.size else 0.0
     if not np.isfinite(top):
         return np.full(_kept(x, axis), np.inf)
-    # Scaling by a power of two is exact but for entries far below the largest, and squares below 2^-1022 may be lost:
-    # together they hide at most 2^-511 scale for each entry, and nothing where all is zero.
-    lost = 2.0**-510 if top > 0 else TINY
     scale = 2.0 ** int(np.clip(np.frexp(top)[1], -1000, 1000)) if top > 0 else 1.0
     if 2.0**-300 < scale < 2.0**300:
         scale = 1.0
         y = x
     else:
         y = x / scale
+    # Scaling by a power of two is exact but for entries far below the largest, and squares below 2^-1022 may be lost:
+    # together they hide at most 2^-511 scale for each entry. Rounding a subnormal norm takes away at most 2^-1075.
+    lost = max(scale * 2.0**-510, 2.0**-1073) if top > 0 else TINY
     square = np.einsum("ij,ij->i" if axis == 1 else "ij,ij->j", y, y)
     n = x.shape[axis]
-    return np.asarray(np.expand_dims(np.sqrt(square), axis) * (scale * (1 + (n + 8) * 2 * U)) + scale * lost * n)
+    return np.asarray(np.expand_dims(np.sqrt(square), axis) * (scale * (1 + (n + 8) * 2 * U)) + lost * n)
 
 
 def _kept(x: Float64Array, axis: int) -> tuple[int, int]:
@@ -129,6 +131,11 @@ class BallArithmetic:
         return arb_arithmetic(160)
 
     def working(self) -> AbstractContextManager[Any]:
+        """RuntimeError if this thread flushes float64 subnormals, as some kernels leave it behind."""
+        if SMALLEST * ONE == 0.0:
+            raise RuntimeError(
+                "float64 subnormals are flushed to zero in this thread, so that no radius can be trusted"
+            )
         return np.errstate(all="ignore")
 
     def const(self, x: Any) -> Ball:
@@ -163,8 +170,11 @@ class BallArithmetic:
         return Ball(mid, rad, rel)
 
     def div(self, a: Ball, b: Ball) -> Ball:
-        rel_b = _as_relative(b)
-        inverse = Ball(1.0 / b.mid, 0.0, np.where(rel_b < 0.5, rel_b / (1 - np.minimum(rel_b, 0.5)), np.inf) * UP + 2 * U)
+        # A divisor that overflowed is not known at all, although 1 / inf looks like a small number.
+        rel_b = np.where(np.isfinite(b.mid), _as_relative(b), np.inf)
+        inverse = Ball(
+            1.0 / b.mid, 0.0, np.where(rel_b < 0.5, rel_b / (1 - np.minimum(rel_b, 0.5)), np.inf) * UP + 2 * U
+        )
         out = self.mul(Ball(a.mid, a.rad, a.rel), inverse)
         return Ball(a.mid / b.mid, out.rad, out.rel + 4 * U)
 
@@ -175,7 +185,8 @@ class BallArithmetic:
         gamma = _gamma(k)
         if _exact(a) and _exact(b) and mid.size > 2**16 and mid.shape[1] >= k:
             # A wide product of exact inputs (scores): one radius a row, from the longest column.
-            return Ball(mid, a2 * (float(np.max(b2)) * gamma) * UP + k * TINY, 0.0)
+            # gamma comes last: a product that underflows then loses less than TINY, one that overflows is undecided.
+            return Ball(mid, a2 * float(np.max(b2)) * gamma * UP + k * TINY, 0.0)
         size = a2 * b2
         if k > 64:
             # Peaked rows: ||p||_1 ||v||_inf is up to sqrt(k) smaller than the Euclidean product.
@@ -194,13 +205,18 @@ class BallArithmetic:
 
     def exp(self, a: Ball) -> Ball:
         mid = np.exp(a.mid)
+        low = a.mid.min(axis=1, keepdims=True, initial=0.0)
         if _zero(a.rel):
             shift = a.rad
         else:
             # Exponents below the floor count as zero with TINY, so their relative radius need not reach the row.
             narrow = float(np.max(a.rel)) < 2.0**-10
-            top = _norm_inf(np.maximum(a.mid, EXP_FLOOR - 40.0) if narrow else a.mid, 1)
+            deep = np.maximum(low, EXP_FLOOR - 40.0) if narrow else low
+            top = np.maximum(a.mid.max(axis=1, keepdims=True, initial=0.0), -deep)
             shift = (a.rad + np.max(np.atleast_1d(a.rel), axis=-1, keepdims=True) * top) * UP
+        # exp(-inf) looks like an exact zero, but a midpoint that overflowed to -inf says nothing of its exponent.
+        # Nor does a row with a nan, behind which the minimum does not show it.
+        shift = np.where(np.isfinite(low), shift, np.inf)
         rel = np.expm1(shift) * (1 + EXP_REL) * UP + EXP_REL
         # An exponent below the floor: at most exp(floor) exp(shift) < TINY (1 + rel) in truth and at most exp(floor)
         # here. One below floor - 40 may hide a relative part up to 2^-10 |a| that `shift` leaves out: its true
@@ -213,7 +229,9 @@ class BallArithmetic:
         return Ball(np.log(a.mid), width * UP + TINY, LOG_REL)
 
     def tanh(self, a: Ball) -> Ball:
-        return Ball(np.tanh(a.mid), _row_absolute(a) * UP + TINY, TANH_REL)
+        # tanh(inf) looks like 1.
+        rad = np.where(np.isfinite(a.mid), _row_absolute(a) * UP + TINY, np.inf)
+        return Ball(np.tanh(a.mid), rad, TANH_REL)
 
     def sqrt(self, a: Ball) -> Ball:
         rel = _as_relative(a)
