@@ -1,9 +1,7 @@
 """Strategies of attention, and what those of the other ops share: small integers and names in, whole cases out.
 
-Never element-wise draws on arrays.
-
-Every strategy yields `Input`: the case and the facts by which reports group. Draws are ordered so that shrinking makes lengths,
-heads and features small first and the seed last.
+Never element-wise draws on arrays. Every strategy yields `Input`: the case and the facts by which reports group.
+Draws are ordered so that shrinking makes lengths, heads and features small first and the seed last.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def attention(
     grouped: bool | None = None,
     gains: Sequence[float] = (1.0,),
 ) -> Input:
-    """Attention inputs. None for causal, mask, scale, grouped: drawn where the target has the option; True, False: fixed."""
+    """Attention inputs. None for causal, mask, scale, grouped: drawn where there is the option; True, False: fixed."""
     slow = bench.target.interpreted
     sk = draw(lengths(min(largest_k, 80) if slow else largest_k))
     sq = sk if square else draw(lengths(min(largest_q, 24) if slow else largest_q))
@@ -105,7 +103,7 @@ def attention_input(
     scale: float | None = None,
     features: dict[str, Any] | None = None,
 ) -> Input:
-    """One attention case from plain numbers. Options that the target lacks are left out; its alignment is the case's."""
+    """One attention case from plain numbers. Options that the target lacks are left out, its alignment is used."""
     fmt = bench.fmt
     heads = kv_heads * group
     used = scale if scale is not None else 1.0 / float(np.sqrt(dims))
@@ -138,7 +136,7 @@ def attention_input(
 
 
 def mask_array(kind: str, seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """A mask that leaves at least one key in every row: ``bool`` (True = may attend) or ``additive`` in the input's dtype."""
+    """A mask that leaves a key in every row: ``bool`` (True = may attend) or ``additive`` in the input's dtype."""
     rng = np.random.default_rng([seed, 9])
     keep = rng.random(shape) < 0.7
     keep[..., 0] |= ~keep.any(axis=-1)

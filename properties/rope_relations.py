@@ -1,0 +1,298 @@
+"""Checks of the rotary embedding: the algebra of rotations, layouts, collisions, options, scalings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from mpmath import MPContext
+from numpy.typing import NDArray
+
+from oracle.bounds.rope import relative_bound
+from oracle.case import Case
+from oracle.enclosure import enclose
+from oracle.formats import Float64Array
+from oracle.ops.rope_case import rotation
+from properties.bench import Bench, Input
+from properties.judging import SLACK, draw_of, kept, purity
+from properties.metamorphic import full_bounds, observe, same_bits
+from properties.pipeline import certify
+from properties.rope_strategies import layouts_of
+from properties.verdict import Basis, Judgement, Verdict, worst_of
+
+
+def exact_out(case: Case) -> Float64Array:
+    """[B, H, S, D]: midpoints of the exact result."""
+    parts = np.stack([block.part("out").hi for block in enclose(case)])
+    return parts.reshape(case.arrays["x"].shape)
+
+
+def pairs_of(case: Case) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Columns of the first and of the second entries of all pairs."""
+    how = rotation(case)
+    columns = np.arange(how.rotary_dim)
+    if how.layout == "half":
+        return columns[: how.rotary_dim // 2], columns[how.rotary_dim // 2 :]
+    return columns[0::2], columns[1::2]
+
+
+def pair_norms(case: Case, values: Float64Array) -> Float64Array:
+    """[..., d/2]: lengths of the pairs."""
+    first, second = pairs_of(case)
+    return np.hypot(values[..., first], values[..., second])
+
+
+def _out(bench: Bench, case: Case) -> tuple[NDArray[Any], list[Float64Array]]:
+    outputs = observe(bench, case)
+    return outputs["out"], [b["out"] for b in full_bounds(bench, case, outputs)]
+
+
+def _moved(case: Case, positions: NDArray[Any]) -> Case:
+    return case.with_arrays(positions=positions.astype(np.int64))
+
+
+# --- the algebra of rotations ----------------------------------------------------------------------------------------
+
+
+def identity(bench: Bench, given: Input) -> Judgement:
+    """At position 0 nothing turns: the output is x within the bound at angle 0."""
+    still = _moved(given.case, np.zeros_like(given.case.arrays["positions"]))
+    return certify(bench, still)
+
+
+def norms_kept(bench: Bench, given: Input) -> Judgement:
+    """Every pair keeps its length, within the length of its two bounds."""
+    case = given.case
+    out, bounds = _out(bench, case)
+    before, after = (pair_norms(case, v.astype(np.float64)) for v in (case.arrays["x"], out))
+    rooms = [pair_norms(case, b) + SLACK * before for b in bounds]
+    return kept(bench, np.abs(after - before), rooms, what="lengths of the pairs")
+
+
+def _exchanged(case: Case, values: NDArray[Any]) -> NDArray[Any]:
+    """Both entries of every pair exchanged: a reflection, which turns a rotation by m into one by -m."""
+    first, second = pairs_of(case)
+    result = values.copy()
+    result[..., first], result[..., second] = values[..., second], values[..., first]
+    return result
+
+
+def inverse(bench: Bench, given: Input) -> Judgement:
+    """Rotated, reflected, rotated by the same position and reflected back, x is itself: within the two calls' bounds.
+
+    The first call's error passes through an exact rotation, which keeps its length.
+    """
+    case = given.case
+    turned, bounds = _out(bench, case)
+    back = case.with_arrays(x=_exchanged(case, turned))
+    if not np.isfinite(turned.astype(np.float64)).all():
+        return Judgement(Verdict.EXEMPT, Basis.DERIVED, "the rotated vectors overflow")
+    returned, second = _out(bench, back)
+    gap = pair_norms(case, _exchanged(case, returned).astype(np.float64) - case.arrays["x"].astype(np.float64))
+    size = pair_norms(case, case.arrays["x"].astype(np.float64))
+    rooms = [pair_norms(case, a) + pair_norms(case, b) + SLACK * size for a, b in zip(bounds, second, strict=True)]
+    return kept(bench, gap, rooms, what="rotation and its inverse")
+
+
+def composition(bench: Bench, given: Input) -> Judgement:
+    """R_n R_m = R_(m+n): two rotations equal one by the sum of positions, within the three calls' bounds."""
+    case = given.case
+    m = case.arrays["positions"]
+    n = m // 2 + 1 + draw_of(case).integers(0, 3, m.shape)
+    turned, first = _out(bench, case)
+    if not np.isfinite(turned.astype(np.float64)).all():
+        return Judgement(Verdict.EXEMPT, Basis.DERIVED, "the rotated vectors overflow")
+    twice, second = _out(bench, _moved(case.with_arrays(x=turned), n))
+    once, third = _out(bench, _moved(case, m + n))
+    gap = pair_norms(case, twice.astype(np.float64) - once.astype(np.float64))
+    size = pair_norms(case, case.arrays["x"].astype(np.float64))
+    rooms = [
+        sum((pair_norms(case, b) for b in three), SLACK * size) for three in zip(first, second, third, strict=True)
+    ]
+    return kept(bench, gap, rooms, what="two rotations and one by the sum of positions")
+
+
+def relative_positions(bench: Bench, given: Input) -> Judgement:
+    """<R_(m+t) q, R_(n+t) k> = <R_m q, R_n k> = <q, R_(n-m) k>, within the bound that both sides' roundings give.
+
+    Head 0 holds q, head 1 holds k; batch entry 1 the same at positions moved by t. Scores are formed in float64.
+    """
+    case = given.case
+    how, positions = rotation(case), case.arrays["positions"]
+    out = observe(bench, case)["out"].astype(np.float64)
+    x = case.arrays["x"].astype(np.float64)
+    shift = int(positions[1, 0] - positions[0, 0])
+    scores = [np.einsum("sd,td->st", *out[b]) for b in (0, 1)]
+    slack = SLACK * (how.dim + 2) * np.einsum("sd,td->st", *np.abs(x).max(axis=0)) * 2
+    exact = _relative_scores(case, x[0], positions[0])
+
+    def rooms(t: int) -> list[Float64Array]:
+        return [
+            relative_bound(
+                x[0, 0], x[0, 1], positions[0], positions[0], t, form, bench.fmt,
+                base=how.base, rotary_dim=how.rotary_dim, layout=how.layout,
+            ) + slack
+            for form in bench.forms
+        ]  # fmt: skip
+
+    moved = kept(
+        bench, np.abs(scores[1] - scores[0]), rooms(shift), what=f"scores after a shift of both positions by {shift}"
+    )
+    # With no shift the bound counts the same place twice.
+    place = [room / 2 + slack for room in rooms(0)]
+    return worst_of([moved, kept(bench, np.abs(scores[0] - exact), place, what="scores and q R_(n-m) k")])
+
+
+def _relative_scores(case: Case, x: Float64Array, positions: NDArray[np.int64]) -> Float64Array:
+    """[S, S]: <q_s, R_(p_t - p_s) k_t> from the oracle's rotations by the differences of positions."""
+    length = len(positions)
+    rows = []
+    for s in range(length):
+        turned = Case("rope", {"x": x[None, 1:], "positions": positions - positions[s]}, case.options)
+        rows.append(exact_out(turned)[0, 0] @ x[0, s])
+    return np.stack(rows)
+
+
+def complex_form(bench: Bench, given: Input) -> Judgement:
+    """(x_a + i x_b) e^(i m theta), from mpmath at 40 digits: a witness that shares nothing with the oracle."""
+    case = given.case
+    how = rotation(case)
+    out, bounds = _out(bench, case)
+    first, second = pairs_of(case)
+    x = case.arrays["x"].astype(np.float64)
+    context = MPContext()
+    context.dps = 40
+    places, inverse_of = np.unique(case.arrays["positions"], return_inverse=True)
+    thetas = [context.mpf(how.base) ** (context.mpf(-2 * i) / how.rotary_dim) for i in range(how.rotary_dim // 2)]
+    units = np.array([[complex(context.expj(int(m) * theta)) for theta in thetas] for m in places])
+    turned = (x[..., first] + 1j * x[..., second]) * _per_head(
+        units[inverse_of.reshape(case.arrays["positions"].shape)], x
+    )
+    expected = x.copy()
+    expected[..., first], expected[..., second] = turned.real, turned.imag
+    slack = np.zeros(x.shape)
+    slack[..., first] = slack[..., second] = 2 * SLACK * pair_norms(case, x)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(out.astype(np.float64) - expected)
+    return kept(bench, gap, [b + slack for b in bounds], what="the complex product")
+
+
+def _per_head(table: NDArray[Any], x: Float64Array) -> NDArray[Any]:
+    """[S, d/2] or [B, S, d/2] made to broadcast against [B, H, S, d/2]."""
+    return table[:, None] if table.ndim == 3 else table
+
+
+def layouts_agree(bench: Bench, given: Input) -> Judgement:
+    """Entries reordered from one layout to the other give the reordered output, within the sum of the bounds."""
+    if len(layouts_of(bench)) < 2:
+        return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the only layout is {layouts_of(bench)[0]}")
+    half = given.case.with_options(layout="half")
+    woven = half.with_options(layout="interleaved")
+    at_half, at_woven = (np.concatenate(np.broadcast_arrays(*pairs_of(c))) for c in (half, woven))
+    x = half.arrays["x"]
+    moved = x.copy()
+    moved[..., at_woven] = x[..., at_half]
+    first, bounds = _out(bench, half)
+    second, others = _out(bench, woven.with_arrays(x=moved))
+    order = np.arange(x.shape[-1])
+    order[at_half] = at_woven
+    gap = np.abs(first.astype(np.float64) - second.astype(np.float64)[..., order])
+    rooms = [a + b[..., order] for a, b in zip(bounds, others, strict=True)]
+    return kept(bench, gap, rooms, what="the two layouts, reordered")
+
+
+def collisions(bench: Bench, given: Input) -> Judgement:
+    """Rows of one vector at different positions differ wherever the exact results do by more than both bounds."""
+    case = given.case
+    out, bounds = _out(bench, case)
+    exact, values = exact_out(case), out.astype(np.float64)
+    apart = np.abs(np.diff(exact, axis=2))
+    equal = np.diff(values, axis=2) == 0
+    positions = case.arrays["positions"]
+    stuck, shown = [], []
+    for bound in bounds:
+        must_show = apart > (bound[:, :, 1:] + bound[:, :, :-1]) * (1 + 2.0**-40)
+        shown.append(bool(must_show.any(axis=3).all()))
+        stuck.append((must_show & equal).any(axis=3))
+    if all(s.any() for s in stuck):
+        _, _, row = (int(i) for i in np.argwhere(stuck[0])[0])
+        one, two = (int(positions[..., r].reshape(-1)[0]) for r in (row, row + 1))
+        detail = f"positions {one} and {two} rotate alike"
+        return Judgement(Verdict.FAIL, Basis.DERIVED, detail, worst={"output": "out", "index": [0, 0, row, 0]})
+    if not any(shown):
+        return Judgement(
+            Verdict.VACUOUS, Basis.DERIVED, "the bounds at these positions exceed the difference of the rotations"
+        )
+    return Judgement(Verdict.PASS, Basis.DERIVED, "different positions give different rotations")
+
+
+# --- other relations -------------------------------------------------------------------------------------------------
+
+
+def pure(bench: Bench, given: Input) -> Judgement:
+    """P15: see `purity`; the other call has other content at other positions, the larger one is both in sequence."""
+    case = given.case
+    arrays = case.arrays
+    reversed_x = np.ascontiguousarray(arrays["x"][..., ::-1])
+    other, joined = {"x": reversed_x}, {"x": np.concatenate([reversed_x, arrays["x"]], axis=2)}
+    for name, axis in (("positions", -1), ("cos", 0), ("sin", 0)):
+        if name in arrays:
+            other[name] = arrays[name] + 7 if name == "positions" else np.ascontiguousarray(arrays[name][::-1])
+            joined[name] = np.concatenate([other[name], arrays[name]], axis=axis)
+    length = arrays["x"].shape[2]
+    return purity(bench, case, case.with_arrays(**other), case.with_arrays(**joined), lambda out: out[:, :, :length])
+
+
+def options_of(case: Case) -> Iterator[tuple[str, Case]]:
+    how = rotation(case)
+    for name in ("base", "layout", "rotary_dim"):
+        # One pair is the same in both layouts.
+        if name in case.options and not (name == "layout" and (how.layout == "half" or how.rotary_dim == 2)):
+            yield name, case.without_options(name)
+
+
+def options_matter(bench: Bench, given: Input) -> Judgement:
+    """P17: the option's effect exceeds the bounds (else the input tests nothing), the result is within its own."""
+    case = given.case
+    judged = certify(bench, case)
+    if judged.verdict is not Verdict.PASS:
+        return judged
+    exact = exact_out(case)
+    bound = _out(bench, case)[1][0]
+    for name, bare in options_of(case):
+        if not (np.abs(exact - exact_out(bare)) > 2 * bound).any():
+            return replace(judged, verdict=Verdict.VACUOUS, detail=f"option {name} has no visible effect on this input")
+    return judged
+
+
+def scalings(bench: Bench, given: Input) -> Judgement:
+    """P25: x times a power of two, or negated, gives the output times that power, bit for bit above the subnormals."""
+    case = given.case
+    fmt, x = bench.fmt, given.case.arrays["x"].astype(np.float64)
+    plain, bounds = _out(bench, case)
+    judged = []
+    for factor in (-1.0, 8.0, 0.125):
+        moved = x * factor
+        small = np.abs(moved[moved != 0]).min(initial=np.inf)
+        if not np.array_equal(fmt.round(moved), moved) or small < fmt.smallest_normal:
+            continue
+        other = case.with_arrays(x=fmt.store(moved))
+        scaled, others = _out(bench, other)
+        back = scaled.astype(np.float64) / factor
+        what = f"x times {factor:g}"
+        if bench.dtype == "fp16" and any(f.rotate == "input" or f.compute == "input" for f in bench.forms):
+            # Products of the rotation itself may be subnormal.
+            rooms = [a + b / abs(factor) for a, b in zip(bounds, others, strict=True)]
+            judged.append(kept(bench, np.abs(plain.astype(np.float64) - back), rooms, what=what))
+        else:
+            sizes = [np.abs(v.astype(np.float64)) for v in (plain, scaled)]
+            normal = (np.minimum(*sizes) >= fmt.smallest_normal) & np.isfinite(np.maximum(*sizes))
+            judged.append(same_bits(plain, back, normal, what=what))
+    return _gravest(judged)
+
+
+def _gravest(judged: Sequence[Judgement]) -> Judgement:
+    nothing = Judgement(Verdict.PASS, Basis.EXACT, "no power of two that the format holds")
+    return worst_of(judged) if judged else nothing
