@@ -37,7 +37,7 @@ _UNREADABLE = (
 )
 
 
-class DamagedCase(ValueError):
+class DamagedCase(ValueError):  # noqa: N818 - the name says what was found
     """A case file that cannot be read back; the message is one line and names the file."""
 
 
@@ -79,7 +79,7 @@ class Case:
 
 def _options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     # Array-valued options (attn_mask) are named here and stored beside the arrays.
-    return {key: _option_to_json(value) for key, value in sorted(options.items())}
+    return {key: _option_to_json(value) for key, value in options.items()}
 
 
 def _option_to_json(value: Any) -> Any:
@@ -130,7 +130,7 @@ def load_case(path: Path) -> Case:
         document = json.loads(meta.read_text())
         tensors: dict[str, NDArray[Any]] = {}
         with safe_open(data, framework="numpy") as file:
-            for name in file.keys():
+            for name in file.keys():  # noqa: SIM118 - not a dict, and not iterable
                 raw = file.get_tensor(name)
                 tensors[name] = raw.view(_BF16) if document["dtypes"][name] == "bfloat16" else raw
         options: dict[str, Any] = {}

@@ -64,21 +64,15 @@ class Errors:
     counted: Mask
 
 
-def measure(
-    observed: NDArray[Any], enclosure: Enclosure, fmt: Format, *, counted: Mask | None = None
-) -> Errors:
+def measure(observed: NDArray[Any], enclosure: Enclosure, fmt: Format, *, counted: Mask | None = None) -> Errors:
     """Errors of ``observed`` (storage dtype of ``fmt``) against ``enclosure`` (the same shape).
 
     ValueError if shape or dtype does not fit. ``counted`` (default: all) broadcasts to the shape.
     """
     if observed.shape != enclosure.hi.shape:
-        raise ValueError(
-            f"observed has shape {list(observed.shape)}, its enclosure {list(enclosure.hi.shape)}"
-        )
+        raise ValueError(f"observed has shape {list(observed.shape)}, its enclosure {list(enclosure.hi.shape)}")
     if observed.dtype != np.dtype(fmt.dtype):
-        raise ValueError(
-            f"observed has dtype {observed.dtype}, but {fmt.name} is stored as {np.dtype(fmt.dtype)}"
-        )
+        raise ValueError(f"observed has dtype {observed.dtype}, but {fmt.name} is stored as {np.dtype(fmt.dtype)}")
     hi, lo, rad = enclosure.hi, enclosure.lo, enclosure.rad
     with np.errstate(all="ignore"):
         # Widening a signalling NaN raises the invalid flag, hence inside.
@@ -93,13 +87,9 @@ def measure(
         ulp, ulp_radius = _in_ulp(absolute, radius, enclosure, fmt)
         exact = decided & _is_rounded(observed, y, enclosure, fmt)
     chosen = (
-        np.ones(observed.shape, dtype=bool)
-        if counted is None
-        else np.array(np.broadcast_to(counted, observed.shape))
+        np.ones(observed.shape, dtype=bool) if counted is None else np.array(np.broadcast_to(counted, observed.shape))
     )
-    return Errors(
-        observed, enclosure, fmt, signed, radius, absolute, ulp, ulp_radius, finite, decided, exact, chosen
-    )
+    return Errors(observed, enclosure, fmt, signed, radius, absolute, ulp, ulp_radius, finite, decided, exact, chosen)
 
 
 def _two_sum(a: Float64Array, b: Float64Array) -> tuple[Float64Array, Float64Array]:
@@ -110,9 +100,7 @@ def _two_sum(a: Float64Array, b: Float64Array) -> tuple[Float64Array, Float64Arr
     return total, (a - (total - back)) + (b - back)
 
 
-def _difference(
-    y: Float64Array, hi: Float64Array, lo: Float64Array
-) -> tuple[Float64Array, Float64Array, Float64Array]:
+def _difference(y: Float64Array, hi: Float64Array, lo: Float64Array) -> tuple[Float64Array, Float64Array, Float64Array]:
     """(d, rest, slack): y - (hi + lo) lies in d + rest +- slack; rest is at most some 2^-53 of y or hi."""
     first, rest = _two_sum(y, -hi)
     total, low_rest = _two_sum(first, -lo)
@@ -166,7 +154,7 @@ def _is_rounded(observed: NDArray[Any], y: Float64Array, e: Enclosure, fmt: Form
 
 
 def _sign(large: Float64Array, small: Float64Array, reach: Float64Array) -> Float64Array:
-    """A number with the sign of large + small + reach; where reach is not 0, pushed outward by more than it rounds."""
+    """A number with the sign of large + small + reach; where reach is not 0, pushed its way by all rounding."""
     plain = large + small
     pushed = plain + reach
     spare = (np.abs(large) + np.abs(small) + np.abs(reach)) * 2.0**-50 + 5e-324
@@ -282,9 +270,7 @@ def _summarise(parts: Sequence[Part]) -> Metrics:
         ulp_p999=float(np.quantile(ulp, 0.999, method="higher")) if n else None,
         ulp_mean=float(np.mean(ulp)) if n else None,
         scaled_ulp=_largest(scaled),
-        normwise=(error_norm / exact_norm if exact_norm else (0.0 if error_norm == 0 else math.inf))
-        if n
-        else None,
+        normwise=(error_norm / exact_norm if exact_norm else (0.0 if error_norm == 0 else math.inf)) if n else None,
         rms=error_norm / math.sqrt(n) if n else None,
         bound_ratio=_largest(ratio),
         bias=None if mean is None else mean / u,
@@ -321,9 +307,7 @@ def _mean_and_z(x: Float64Array) -> tuple[float | None, float | None]:
     if x.size < 2 or top == 0:
         return mean * top, None
     deviation = float(np.std(y, ddof=1))
-    return mean * top, mean * math.sqrt(x.size) / deviation if deviation > 0 else math.copysign(
-        math.inf, mean
-    )
+    return mean * top, mean * math.sqrt(x.size) / deviation if deviation > 0 else math.copysign(math.inf, mean)
 
 
 def _worst(errors: Sequence[Errors], used: Sequence[Mask], position: int) -> Worst:

@@ -119,9 +119,7 @@ def saving(small: int, large: int) -> Fraction:
     return 1 - Fraction(small, large)
 
 
-def visible_pairs(
-    n_q: int, n_k: int, *, is_causal: bool = False, causal_alignment: str = "bottom_right"
-) -> int:
+def visible_pairs(n_q: int, n_k: int, *, is_causal: bool = False, causal_alignment: str = "bottom_right") -> int:
     """Pairs of query and visible key.
 
     Causal: query i sees keys up to i (`top_left`) or up to i + n_k - n_q (`bottom_right`).

@@ -52,9 +52,7 @@ def vacuous(parts: Sequence[VacuityPart], fmt: Format) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _view(
-    exact: Enclosure, bound: Float64Array, trivial: Enclosure, fmt: Format, promised: bool
-) -> tuple[bool, bool]:
+def _view(exact: Enclosure, bound: Float64Array, trivial: Enclosure, fmt: Format, promised: bool) -> tuple[bool, bool]:
     """(every judged element accepts the trivial output, some judged element of it is wrong) in one block."""
     with np.errstate(all="ignore"):
         judged = np.isfinite(bound) if promised else np.ones(bound.shape, dtype=bool)

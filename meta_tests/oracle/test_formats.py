@@ -1,4 +1,4 @@
-"""Formats against witnesses that share nothing with them: bit fields, integers, Fractions, and numpy's own casts."""
+"""Formats against witnesses that share nothing with them: bit fields, integers, Fractions, numpy's casts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from oracle.formats import BF16, FORMATS, FP16, FP32, FP64, TF32, format_named, 
 pytestmark = pytest.mark.filterwarnings("error")
 
 # name: (stored bits, fraction bits, exponent bias), from the standards, not from the module under test
-LAYOUT = {"fp16": (16, 10, 15), "bf16": (16, 7, 127), "fp32": (32, 23, 127), "tf32": (19, 10, 127), "fp64": (64, 52, 1023)}
+LAYOUT = {
+    "fp16": (16, 10, 15),
+    "bf16": (16, 7, 127),
+    "fp32": (32, 23, 127),
+    "tf32": (19, 10, 127),
+    "fp64": (64, 52, 1023),
+}
 SHORT = pytest.mark.parametrize("fmt", [FP16, BF16], ids=lambda f: f.name)
 EVERY = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 
@@ -88,7 +94,8 @@ def test_store_gives_every_pattern_back(fmt):
     back = fmt.store(wide)
     assert back.dtype == stored.dtype
     assert np.array_equal(back.view(np.uint16)[~nan], stored.view(np.uint16)[~nan])  # signed zeros included
-    assert np.isnan(back[nan].astype(np.float64)).all() and nan.sum() > 0
+    assert np.isnan(back[nan].astype(np.float64)).all()
+    assert nan.sum() > 0
 
 
 @SHORT
@@ -97,8 +104,11 @@ def test_neighbours_walk_the_whole_ladder(fmt):
     whole = np.concatenate([-up[:0:-1], up])
     assert np.array_equal(fmt.next_up(whole[:-1]), whole[1:])
     assert np.array_equal(fmt.next_down(whole[1:]), whole[:-1])
-    assert fmt.next_up(-0.0) == up[1] and fmt.next_down(0.0) == -up[1] and fmt.next_down(-0.0) == -up[1]
-    assert fmt.next_up(np.inf) == np.inf and fmt.next_down(-np.inf) == -np.inf
+    assert fmt.next_up(-0.0) == up[1]
+    assert fmt.next_down(0.0) == -up[1]
+    assert fmt.next_down(-0.0) == -up[1]
+    assert fmt.next_up(np.inf) == np.inf
+    assert fmt.next_down(-np.inf) == -np.inf
     assert np.isnan(fmt.next_up(np.nan))
 
 
@@ -110,7 +120,8 @@ def test_ulp_is_the_distance_to_the_next_above(fmt):
     assert np.array_equal(fmt.ulp(up[:-1]), spacing)
     assert np.array_equal(fmt.ulp(-up[:-1]), spacing)
     assert np.array_equal(fmt.ulp(up[:-1] + spacing / 2), spacing)  # reals between two numbers
-    assert fmt.ulp(np.inf) == spacing[-1] and np.isnan(fmt.ulp(np.nan))
+    assert fmt.ulp(np.inf) == spacing[-1]
+    assert np.isnan(fmt.ulp(np.nan))
 
 
 @SHORT
@@ -151,7 +162,9 @@ def test_float32_inputs_round_as_the_public_casts_do(fmt, cast):
 @EVERY
 def test_constants(fmt):
     _, fraction_bits, bias = LAYOUT[fmt.name]
-    assert fmt.precision == fraction_bits + 1 and fmt.emax == bias and fmt.emin == 1 - bias
+    assert fmt.precision == fraction_bits + 1
+    assert fmt.emax == bias
+    assert fmt.emin == 1 - bias
     assert Fraction(fmt.unit_roundoff) == Fraction(1, 2 ** (fraction_bits + 1))
     assert Fraction(fmt.smallest_normal) == Fraction(2) ** (1 - bias)
     assert Fraction(fmt.smallest_subnormal) == Fraction(2) ** (1 - bias - fraction_bits)
@@ -159,8 +172,10 @@ def test_constants(fmt):
     assert fmt.omega == (5e-324 if fmt is FP64 else fmt.smallest_subnormal / 2)
     if fmt in (FP16, FP32, FP64, BF16):
         info = ml_dtypes.finfo(fmt.dtype)
-        assert float(info.max) == fmt.max_finite and float(info.smallest_subnormal) == fmt.smallest_subnormal
-        assert float(info.tiny) == fmt.smallest_normal and float(info.eps) == 2 * fmt.unit_roundoff
+        assert float(info.max) == fmt.max_finite
+        assert float(info.smallest_subnormal) == fmt.smallest_subnormal
+        assert float(info.tiny) == fmt.smallest_normal
+        assert float(info.eps) == 2 * fmt.unit_roundoff
 
 
 @EVERY
@@ -176,10 +191,12 @@ def test_rounding_equals_integer_arithmetic(fmt):
 def test_the_overflow_threshold_is_where_infinity_begins(fmt):
     t = fmt.overflow_threshold
     if fmt is FP64:
-        assert t == np.inf and fmt.round(fmt.max_finite) == fmt.max_finite
+        assert t == np.inf
+        assert fmt.round(fmt.max_finite) == fmt.max_finite
         return
     assert Fraction(t) == Fraction(fmt.max_finite) + Fraction(float(fmt.ulp(fmt.max_finite))) / 2
-    assert fmt.round(t) == np.inf and fmt.round(-t) == -np.inf
+    assert fmt.round(t) == np.inf
+    assert fmt.round(-t) == -np.inf
     assert fmt.round(np.nextafter(t, 0)) == fmt.max_finite
     assert fmt.round(np.finfo(np.float64).max) == np.inf
 
@@ -188,7 +205,8 @@ def test_the_overflow_threshold_is_where_infinity_begins(fmt):
 def test_rounding_is_idempotent_odd_and_monotone(fmt):
     x = np.sort(double_spread(np.random.default_rng(3), fmt, 20_000))
     y = fmt.round(x)
-    assert np.array_equal(fmt.round(y), y) and np.array_equal(fmt.round(-x), -y)
+    assert np.array_equal(fmt.round(y), y)
+    assert np.array_equal(fmt.round(-x), -y)
     assert (y[1:] >= y[:-1]).all()
     inside = np.isfinite(y)
     with np.errstate(under="ignore"):
@@ -198,9 +216,11 @@ def test_rounding_is_idempotent_odd_and_monotone(fmt):
 @EVERY
 def test_special_values_pass_through(fmt):
     y = fmt.round([np.nan, np.inf, -np.inf, 0.0, -0.0])
-    assert np.isnan(y[0]) and y[1] == np.inf and y[2] == -np.inf
+    assert np.isnan(y[0])
+    assert y[1] == np.inf
+    assert y[2] == -np.inf
     assert np.array_equal(np.signbit(y[1:]), [False, True, False, True])
-    tiny = fmt.round([-2.0**-1074, 2.0**-1074])
+    tiny = fmt.round([-(2.0**-1074), 2.0**-1074])
     assert np.array_equal(np.signbit(tiny), [True, False])  # what underflows to zero keeps its sign
 
 
@@ -209,7 +229,9 @@ def test_neighbours_and_ulp_on_random_numbers(fmt):
     x = fmt.round(double_spread(np.random.default_rng(4), fmt, 5000))
     x = x[np.isfinite(x) & (np.abs(x) < fmt.max_finite)]
     up = fmt.next_up(x)
-    assert (up > x).all() and np.array_equal(fmt.round(up), up) and np.array_equal(fmt.next_down(up), x)
+    assert (up > x).all()
+    assert np.array_equal(fmt.round(up), up)
+    assert np.array_equal(fmt.next_down(up), x)
     # Nothing of the format lies between: the exact middle rounds to one of the two.
     middle = [(Fraction(float(a)) + Fraction(float(b))) / 2 for a, b in zip(x, up, strict=True)]
     ends = [rounded_exactly(m, fmt.name) for m in middle]
@@ -223,18 +245,23 @@ def test_neighbours_and_ulp_on_random_numbers(fmt):
 
 def test_fp64_ends():
     top = np.finfo(np.float64).max
-    assert FP64.next_up(top) == np.inf and FP64.next_down(np.inf) == top and FP64.next_up(-np.inf) == -top
-    assert FP64.next_up(0.0) == 5e-324 and FP64.ulp(0.0) == 5e-324
+    assert FP64.next_up(top) == np.inf
+    assert FP64.next_down(np.inf) == top
+    assert FP64.next_up(-np.inf) == -top
+    assert FP64.next_up(0.0) == 5e-324
+    assert FP64.ulp(0.0) == 5e-324
 
 
 def test_tf32_equals_rounding_the_bits_of_float32():
     x = np.random.default_rng(5).integers(0, 2**32, 300_000, dtype=np.uint32).view(np.float32)
     x = x[np.isfinite(x)]
     bits = x.view(np.uint32).astype(np.uint64)
-    # Thirteen stored bits are dropped; adding half less the parity rounds to nearest even, and carries into the exponent.
+    # Thirteen stored bits are dropped; adding half less the parity rounds to nearest even, and carries into
+    # the exponent.
     kept = ((bits + 0xFFF + ((bits >> 13) & 1)) >> 13 << 13).astype(np.uint32).view(np.float32)
     assert np.array_equal(TF32.round(x), kept.astype(np.float64))
-    assert np.array_equal(TF32.store(x), kept) and TF32.store(x).dtype == np.float32
+    assert np.array_equal(TF32.store(x), kept)
+    assert TF32.store(x).dtype == np.float32
 
 
 def test_names_and_dtypes():
