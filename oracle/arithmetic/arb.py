@@ -35,7 +35,7 @@ def split_ball(x: flint.arb) -> tuple[float, float, float]:
 
 
 def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:
-    """An Arb arithmetic of ``precision`` bits, for use inside ``with ar.working():``, which restores flint's precision."""
+    """An Arb arithmetic of ``precision`` bits, for use inside ``with ar.working():``, which restores the old one."""
 
     @contextmanager
     def working() -> Iterator[None]:
