@@ -103,7 +103,7 @@ BLIND_SPOTS: tuple[BlindSpot, ...] = (
     ),
     BlindSpot(
         "an angle that is wrong by less than the rounding of the result",
-        "a 16-bit output hides angle errors below about 2^-9 (bf16) or 2^-12 (fp16)",
+        "a 16-bit output hides angle errors below about 2⁻⁹ (bf16) or 2⁻¹² (fp16)",
         lambda s: s.op in ("rope", "rope_apply") and s.narrow,
     ),
     BlindSpot(
@@ -117,7 +117,7 @@ BLIND_SPOTS: tuple[BlindSpot, ...] = (
         lambda s: "P11" not in s.properties,
     ),
     BlindSpot(
-        "index arithmetic beyond 2^31 elements",
+        "index arithmetic beyond 2³¹ elements",
         "no case is that large",
         lambda s: "P20" not in s.properties,
     ),

@@ -83,6 +83,23 @@ def test_property_rows_count_by_dtype_and_keep_the_worst_ratio() -> None:
     assert row.ratios == {"bf16": 12.5, "fp32": None}
 
 
+def test_properties_that_share_an_id_are_apart() -> None:
+    other = replace(PASSED, title="another property of the same id")
+    assert [(row.property, row.title) for row in property_rows([PASSED, other])] == [
+        ("P1", PASSED.title),
+        ("P1", other.title),
+    ]
+    failed = (FAILED, replace(FAILED, title=other.title))
+    assert [f.title for f in findings(run_of(*failed))] == [FAILED.title, other.title]
+
+
+def test_rounded_infinities_do_not_make_more_than_all() -> None:
+    metrics = {"out": {"n": 6, "exact": 8, "overflowed": 2}}
+    found = pooled([replace(PASSED, metrics=metrics)], "out")
+    assert found is not None
+    assert found.exact == 1.0
+
+
 def test_run_level_records_without_an_op_belong_to_their_target() -> None:
     stale = replace(PASSED, op="", verdict="STALE_WAIVER", property="P2")
     run = run_of(PASSED, stale)
