@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.bounds import forward
-from oracle.bounds.contract import Constants, Contract, constants, dot_error
+from oracle.bounds.contract import Constants, Contract, accumulation_error, constants, dot_error, row_sum_error
 from oracle.bounds.table import Bounded
 from oracle.case import Case
 from oracle.enclosure import Block
-from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.formats import FORMATS, Float64Array, Format, format_named, format_of
 from oracle.ops.attention_case import clean_head, scale_float
 
 
@@ -38,7 +38,8 @@ def bounds(
         tilted, all_constants, exponents = [], [], []
         for form in forms:
             c = constants(form, input_format)
-            eps = _score_error(raw * alpha, alpha, dims, bias, land, form, c)
+            operands = _operand_sums(q, k, land, c)
+            eps = _score_error(raw * alpha, alpha, dims, bias, land, form, c, operands)
             rho = forward.weight_error(eps, land, form, c)
             exponents.append((eps, rho))
             tilted.append(forward.tilt(rho, land))
@@ -51,12 +52,15 @@ def bounds(
         for index, (form, c, t) in enumerate(zip(forms, all_constants, tilted, strict=True)):
             eps, rho = exponents[index]
             inner = forward.weights_part(t, found.weighted[index], found.farthest)
-            inner = inner + forward.cast_error(land, form, c) * forward.cast_part(t, magnitude, found.largest)
-            inner = inner + forward.underflow_part(t, land, found, form, c)
+            k_p = forward.cast_error(land, form, c)
+            inner = inner + k_p * forward.cast_part(t, magnitude, found.largest)
+            inner = inner + forward.underflow_part(t, land, found, form, c) + c.omega_v * (1 + k_p)
             c_out = _with_output(c, out_format)
             out_bound = forward.out_bound(inner, out, land, form, c_out) * grow
             lse_bound = forward.lse_bound(t, rho, land, form, c, lse_format) * grow
             broken = _rows_may_overflow(raw, alpha, eps, land, form, c, magnitude)
+            # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
+            out_bound = np.where(np.isnan(out_bound) & broken, np.inf, out_bound)
             results.append(
                 {
                     "out": Bounded(out_bound, broken | (out.upper_abs() + out_bound >= out_format.overflow_threshold)),
@@ -79,8 +83,10 @@ def _score_error(
     land: forward.Landscape,
     contract: Contract,
     c: Constants,
+    operands: Float64Array | float,
 ) -> Float64Array:
-    eps = forward.dot_scores_error(magnitude, alpha, dims, dot_error(contract, c, dims), c, with_bias=bias is not None)
+    dot = dot_error(contract, c, dims)
+    eps = forward.dot_scores_error(magnitude, alpha, dims, dot, c, with_bias=bias is not None, operands=operands)
     if bias is None:
         return forward.stored_scores_error(eps, land, alpha, contract, c)
     eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * np.abs(bias)
@@ -94,6 +100,15 @@ def _score_error(
     return np.asarray(eps)
 
 
+def _operand_sums(q: Float64Array, k: Float64Array, land: forward.Landscape, c: Constants) -> Float64Array | float:
+    """sum |q| + sum |k_j|: over all keys where its largest value does not matter, else key by key [r, n]."""
+    of_q, of_k = np.abs(q).sum(axis=1, keepdims=True), np.abs(k).sum(axis=1)
+    largest = float(of_q.max(initial=0.0) + of_k.max(initial=0.0))
+    if largest * c.omega_in < 2.0**-20 * c.e_exp:
+        return largest
+    return np.where(land.visible, of_q + of_k[None, :], 0.0)
+
+
 def _rows_may_overflow(
     raw: Float64Array,
     alpha: float,
@@ -104,14 +119,26 @@ def _rows_may_overflow(
     v_magnitude: Float64Array,
 ) -> NDArray[np.bool_]:
     """[r, 1]: rows in which an intermediate of this contract may legally overflow."""
+    # Half the range: factors such as log2 e, and partial sums larger than their total.
     limit = c.compute.max_finite / 2
     seen = np.where(land.visible, raw, 0.0)
-    broken = seen.max(axis=1, keepdims=True, initial=0.0) >= limit
-    broken |= ((np.where(land.visible, land.p, 0.0) @ v_magnitude) / land.total_inverse >= limit).any(
-        axis=1, keepdims=True
-    )
+    largest = seen.max(axis=1, keepdims=True, initial=0.0) * max(alpha, 1.0)
+    broken = largest >= limit
+    # The output before its division: l times larger, and more under a maximum that lags.
+    factor = np.exp(contract.lag) / land.total_inverse
+    sums = (np.where(land.visible, land.p, 0.0) @ v_magnitude) * (1.0 if contract.normalised_p else factor)
+    if contract.accumulator is not None:
+        sums, limit = sums * (1 + accumulation_error(contract, c, land.keys)), min(limit, _limit(contract.accumulator))
+    broken |= ~(sums < limit).all(axis=1, keepdims=True)
+    if contract.row_sum not in ("unrounded", "rounded"):
+        broken |= factor * (1 + row_sum_error(contract, c, land.keys)) >= _limit(contract.row_sum)
     if contract.score_stores:
         # Raw products, scaled ones and their sum with the bias are all stored.
-        stored = np.maximum(seen * max(alpha, 1.0), np.where(land.visible, land.size + eps, 0.0))
+        stored = np.maximum(largest * (1 + 2.0**-8), np.where(land.visible, land.size + eps, 0.0))
         broken |= (stored >= c.scores.overflow_threshold).any(axis=1, keepdims=True)
     return np.asarray(broken)
+
+
+def _limit(name: str) -> float:
+    # A sum whose weights are all off by their own errors as well; those are well below a factor of two where it matters.
+    return format_named(name).max_finite / 2

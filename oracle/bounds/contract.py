@@ -75,7 +75,13 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The numbers that one contract gives for one input format (BOUNDS: "Contract constants")."""
+    """The numbers that one contract gives for one input format.
+
+    u, w: unit roundoff and smallest normal of the compute format. e_exp, e_b, e_log: relative errors of exp, of exp in rescales
+    and of log; e_ln: absolute error of log. u_X, omega_X: relative and absolute rounding of X (div: division, o: output, P: the
+    cast weights, S: stored scores, q, k, v: operands of a product). omega_in: absolute error of an entry of q or k, scaled or
+    not, next to zero. w_acc: what one step of the P.V accumulator can lose next to zero.
+    """
 
     u: float
     w: float
@@ -93,6 +99,9 @@ class Constants:
     u_q: float
     u_k: float
     u_v: float
+    omega_in: float
+    omega_v: float
+    w_acc: float
     compute: Format
     scores: Format
 
@@ -118,6 +127,11 @@ def constants(contract: Contract, input_format: Format) -> Constants:
     operand = FORMATS["tf32"].unit_roundoff if tf32 else 0.0
     prescale = {"none": 0.0, "compute": u, "input": max(u, input_format.unit_roundoff)}[contract.qk_prescale]
     e_exp = contract.exp if contract.exp is not None else 4 * u
+    # Inputs that are flushed or cut to tf32 lose an absolute amount next to zero, and so does a scale multiplied into q.
+    lost = input_format.smallest_normal if contract.flush else 0.0
+    lost += _omega(FORMATS["tf32"], contract.flush) if tf32 else 0.0
+    stored = {"none": 0.0, "compute": 0.0, "input": _omega(input_format, contract.flush)}[contract.qk_prescale]
+    accumulator = compute if contract.accumulator is None else _resolve(contract.accumulator, input_format)
     return Constants(
         u=u,
         w=compute.smallest_normal,
@@ -129,15 +143,24 @@ def constants(contract: Contract, input_format: Format) -> Constants:
         u_o=output.unit_roundoff,
         omega_o=_omega(output, contract.flush),
         u_P=max(weights.unit_roundoff if cast else 0.0, operand),
-        omega_P=_omega(weights, contract.flush) / contract.weight_scale if cast else 0.0,
+        omega_P=_cast_omega(contract, weights, cast, tf32),
         u_S=scores.unit_roundoff if contract.score_stores else 0.0,
         omega_S=_omega(scores, contract.flush) if contract.score_stores else 0.0,
         u_q=operand + prescale * (1 + operand),
         u_k=operand + prescale * (1 + operand),
         u_v=operand,
+        omega_in=lost + stored + _omega(compute, contract.flush),
+        omega_v=lost,
+        w_acc=max(compute.smallest_normal, _omega(accumulator, contract.flush)),
         compute=compute,
         scores=scores,
     )
+
+
+def _cast_omega(contract: Contract, weights: Format, cast: bool, tf32: bool) -> float:
+    lost = _omega(weights, contract.flush) if cast else 0.0
+    lost += _omega(FORMATS["tf32"], contract.flush) if tf32 else 0.0
+    return lost / contract.weight_scale
 
 
 def _resolve(name: str | None, input_format: Format) -> Format:
@@ -146,15 +169,15 @@ def _resolve(name: str | None, input_format: Format) -> Format:
 
 def dot_error(contract: Contract, c: Constants, terms: int) -> float:
     """c_K: relative to sum |a||b|, the error of one dot product of ``terms`` terms."""
-    return _chain_error(contract, c, terms, terms)
+    return _chain_error(contract, c, terms)
 
 
 def accumulation_error(contract: Contract, c: Constants, keys: int) -> float:
     """c_n: relative to sum p|v|, the error of the P.V accumulation over ``keys`` keys with its rescales."""
     depth = _depth(contract, keys)
     if contract.engine != "fma":
-        b, _, _ = _ENGINE_STEPS[contract.engine]
-        return _chain_error(contract, c, keys, keys, extra_steps=tiles(contract, keys)) + c.g(2 * tiles(contract, keys))
+        chain = _chain_error(contract, c, keys, extra_steps=tiles(contract, keys))
+        return (1 + chain) * (1 + c.g(2 * tiles(contract, keys))) - 1
     accumulator = c.u if contract.accumulator is None else format_named(contract.accumulator).unit_roundoff
     return c.g(depth, u=max(c.u, accumulator))
 
@@ -173,8 +196,13 @@ def tiles(contract: Contract, keys: int) -> int:
 
 
 def rescale_error(contract: Contract, c: Constants, keys: int) -> float:
-    """E = -ln(1 - e_exp) - R ln(1 - e_b), R = T - 1 rescales (0 for a normalised P, which has no running maximum)."""
-    rescales = 0 if contract.normalised_p else tiles(contract, keys) - 1
+    """E = -ln(1 - e_exp) - R ln(1 - e_b), R = T - 1 rescales of a running maximum.
+
+    R = 0 where whole rows of scores pass from one call to the next (eager, sdpa_math). Other kernels that divide P first know l
+    from an earlier sweep, which may have rescaled it.
+    """
+    whole_rows = contract.normalised_p and (contract.score_stores > 0 or contract.qk_prescale != "none")
+    rescales = 0 if whole_rows else tiles(contract, keys) - 1
     return -log1p(-c.e_exp) - rescales * log1p(-c.e_b)
 
 
@@ -182,9 +210,9 @@ def _depth(contract: Contract, keys: int) -> int:
     return (contract.tile or keys) + 2 * tiles(contract, keys) + 2
 
 
-def _chain_error(contract: Contract, c: Constants, terms: int, chain: int, *, extra_steps: int = 0) -> float:
+def _chain_error(contract: Contract, c: Constants, terms: int, *, extra_steps: int = 0) -> float:
     if contract.engine == "fma":
-        return c.g(chain)
+        return c.g(terms)
     b, fraction, result = _ENGINE_STEPS[contract.engine]
     steps = ceil(terms / b) + extra_steps
     exponent = steps * ((b + 1) * 2.0**-fraction + 2.0**-result)

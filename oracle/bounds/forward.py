@@ -30,7 +30,10 @@ MAX_ROUNDINGS, LSE_ROUNDINGS = 4, 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Landscape:
-    """Upper bounds of what one block's rows look like, from enclosures; all [r, n] or [r, 1], zero where not visible."""
+    """Upper bounds of what one block's rows look like, from enclosures; all [r, n] or [r, 1], zero where not visible.
+
+    slack: how far the true maximum of a row may lie from the shift.
+    """
 
     keys: int
     visible: NDArray[np.bool_]
@@ -42,6 +45,7 @@ class Landscape:
     p: Float64Array
     shift: Float64Array
     max_size: Float64Array
+    slack: Float64Array
     lse_size: Float64Array
     total_inverse: Float64Array
     log_total: Float64Array
@@ -58,7 +62,8 @@ def landscape(block: Block) -> Landscape:
         size = np.where(visible, scores.upper_abs(), 0.0)
         below = np.where(visible, np.maximum(shift.hi - scores.hi + rad + slack, 0.0) + 2.0**-52 * size, 0.0)
         lse_size = lse.upper_abs()
-        log_p = scores.hi - lse.hi + rad + lse.rad + 2.0**-52 * (size + lse_size)
+        # What the low parts of midpoints and the roundings of this line can move.
+        log_p = scores.hi - lse.hi + rad + lse.rad + 2.0**-50 * (size + lse_size)
         lowest = np.maximum(total.hi - total.rad, 0.5)
         return Landscape(
             keys=visible.shape[1],
@@ -71,9 +76,10 @@ def landscape(block: Block) -> Landscape:
             p=np.where(visible, np.exp(log_p), 0.0),
             shift=shift.hi,
             max_size=np.abs(shift.hi) + slack,
+            slack=slack,
             lse_size=lse_size,
             total_inverse=1.0 / lowest,
-            log_total=np.maximum(np.log(total.upper_abs()), 0.0),
+            log_total=np.maximum(np.log(total.upper_abs()), 0.0) + slack,
         )
 
 
@@ -83,12 +89,27 @@ def inflation(land: Landscape, inner: int) -> float:
 
 
 def dot_scores_error(
-    magnitude: Float64Array, alpha: float, dims: int, dot: float, c: Constants, *, with_bias: bool
+    magnitude: Float64Array,
+    alpha: float,
+    dims: int,
+    dot: float,
+    c: Constants,
+    *,
+    with_bias: bool,
+    operands: Float64Array | float = 0.0,
 ) -> Float64Array:
-    """eps of S = scale q.k from A = alpha sum |q||k| (``magnitude`` [r, n]): chain, stored operands, roundings, underflow."""
+    """eps of S = scale q.k from A = alpha sum |q||k| (``magnitude`` [r, n]): chain, stored operands, roundings, underflow.
+
+    ``operands`` [r, n], [r, 1] or a number: sum |q| + sum |k|, which absolute errors of q and k next to zero meet.
+    """
     roundings = SCORE_ROUNDINGS_WITH_BIAS if with_bias else SCORE_ROUNDINGS
-    chain = (dot + c.u_q + c.u_k + c.u_q * c.u_k) * (1 + dot) * magnitude
-    return np.asarray(chain + roundings * c.u * (1 + dot) * magnitude + (1 + alpha) * dims * c.w)
+    chain = (dot + c.u_q + c.u_k + c.u_q * c.u_k) * (1 + dot) + roundings * c.u * (1 + dot) * (1 + c.u_q) * (1 + c.u_k)
+    # Products and, where a kernel flushes, sums lose w each; scale, log2 e and the shift once more.
+    lost = (1 + alpha) * (2 * dims + 4) * c.w
+    near_zero = (
+        max(1.0, alpha) * (1 + 2 * dot) * c.omega_in * ((1 + c.u_q) * (1 + c.u_k) * operands + dims * c.omega_in)
+    )
+    return np.asarray(chain * magnitude + lost + near_zero)
 
 
 def stored_scores_error(
@@ -104,7 +125,7 @@ def stored_scores_error(
 def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
     """rho [r, n]: bound of |ln(1 + a_j)| for the weights of the computed softmax; zero where not visible."""
     with np.errstate(all="ignore"):
-        lift = np.where(land.visible, land.scores + land.scores_rad + eps, -np.inf) - land.shift
+        lift = np.where(land.visible, land.scores + land.scores_rad + eps, -np.inf) - land.shift + land.slack
         overshoot = np.maximum(np.max(lift, axis=1, keepdims=True, initial=-np.inf), 0.0)
         rho = eps + EXPONENT_ROUNDINGS * c.u * (land.below_max + contract.lag + eps + overshoot)
         rho = rho + rescale_error(contract, c, land.keys)
@@ -112,7 +133,7 @@ def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Cons
             rho = rho - log1p(-c.u_P)
         if contract.splits > 1:
             far = np.maximum(land.size, land.max_size), np.maximum(land.size, land.lse_size)
-            fall = np.maximum(-land.log_p, 0.0)
+            fall = land.below_max + land.log_total
             rho = rho + 1.001 * c.u * (
                 MAX_ROUNDINGS * far[0] + LSE_ROUNDINGS * far[1] + EXPONENT_ROUNDINGS * (fall + log(max(land.keys, 1)))
             )
@@ -204,7 +225,7 @@ def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
     if contract.normalised_p:
         k += c.u_div * (1 + k)
     if contract.splits > 1:
-        k += c.u_div + c.u + (contract.splits + 2) * c.u
+        k += (c.u_div + c.u + (contract.splits + 2) * c.u) * (1 + k) * (1 + 2.0**-16)
     return k
 
 
@@ -214,7 +235,11 @@ def underflow_part(tilted: Tilted, land: Landscape, found: Spread, contract: Con
     factor = tilted.gain * land.total_inverse
     lost = found.distance if contract.row_sum == "rounded" else found.size
     cast = c.omega_P * lost if contract.normalised_p else factor * c.omega_P * lost
-    return np.asarray(cast + factor * (c.w * found.distance + n * tiles(contract, n) * c.w) + n * c.w)
+    lost = cast + factor * (c.w * found.distance + n * tiles(contract, n) * c.w_acc) + n * c.w_acc
+    if contract.splits > 1:
+        # The share of a whole split may underflow in the merge.
+        lost = lost + contract.splits * c.w * found.farthest
+    return np.asarray(lost)
 
 
 def output_factor(land: Landscape, contract: Contract, c: Constants) -> float:
@@ -248,7 +273,8 @@ def lse_bound(
         bound = lme - log1p(-h) + land.keys * c.w + c.e_log * (land.log_total + lme + h) + c.e_ln
         bound = bound + c.u * (MAX_ROUNDINGS * land.max_size + LSE_ROUNDINGS * land.lse_size)
         if contract.row_sum == "rounded":
-            bound = bound + tilted.gain * land.total_inverse * land.keys * c.omega_P
+            lost = tilted.gain * land.total_inverse * land.keys * c.omega_P
+            bound = bound + np.where(lost < 0.5, -np.log1p(-np.minimum(lost, 0.5)), np.inf)
         if contract.splits > 1:
             bound = bound + (contract.splits + 1) * c.u + LSE_ROUNDINGS * c.u * land.lse_size
         bound = bound * (1 + 8 * c.u)
