@@ -2,67 +2,97 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from properties.bench import Bench
 from properties.record import Record
+from properties.verdict import Basis, Verdict
+
+REPLAY = "out/replay"
 
 
 def rerun_command(bench: Bench, property_id: str, seed: int, stem: str | None) -> str:
-    """The shell command that repeats one check: on the saved case, or by the search that found it."""
+    """The shell command that repeats one check: on the saved case, or by the search that found it.
+
+    It writes its records elsewhere than the run that it repeats a part of.
+    """
+    target = bench.target
     words = [
         "attn-oracle",
         "verify",
-        bench.target.spec,
-        "--op",
-        bench.op,
+        target.spec,
         "--dtype",
         bench.dtype,
         "--property",
         property_id,
+        *target.session.words,
     ]
     if bench.device != "cpu":
         words += ["--device", bench.device]
-    words += ["--case", stem] if stem else ["--profile", bench.profile.name, "--seed", str(seed)]
+    words += ["--case", stem] if stem else ["--profile", bench.profile.name, "--seed", str(seed), "--out", REPLAY]
     return shlex.join(words)
 
 
 def failure_message(record: Record) -> str:
     """Op, target, dtype, input, exact value, observed value, error, bound and its reason, and the rerun command."""
     lines = [
-        f"{record.verdict}: {record.target} ({record.op}, {record.dtype}) breaks {record.property}: {record.title}",
+        f"{record.verdict}: {record.target} ({record.op}, {record.dtype}, {record.device}) breaks {record.property}"
+        + (f": {record.title}" if record.title else ""),
         f"  what     {record.detail}",
-        f"  case     {record.description}",
     ]
+    if record.description:
+        lines.append(f"  case     {record.description}")
     facts = ", ".join(f"{k}={v}" for k, v in record.features.items())
     if facts:
         lines.append(f"  made of  {facts}")
     lines += [f"  {text}" for text in worst_lines(record)]
-    if record.forms:
-        ratios = ", ".join(f"{label} {ratio:.3g}" for label, ratio in record.forms.items())
-        lines.append(f"  bound    contract {record.contract} ({record.basis}); error/bound by form: {ratios}")
+    lines += [f"  bound    {text}" for text in bound_lines(record)]
     if record.stem:
         lines.append(f"  saved    {record.stem}")
-    lines.append(f"  rerun    {record.rerun}")
+    if record.rerun:
+        lines.append(f"  rerun    {record.rerun}")
     return "\n".join(lines)
 
 
 def worst_lines(record: Record) -> list[str]:
-    """The worst element: place, exact and observed value, in decimal and in hex."""
+    """The worst element: place, exact and observed value and their distance, in decimal and in hex."""
     worst = record.worst
     if not worst:
         return []
     place = f"{worst.get('output', 'out')}{list(worst.get('index', []))}"
     lines = [f"worst    {place}"]
-    for name in ("exact", "observed"):
-        if worst.get(name) is not None:
-            text = str(worst[name])
-            lines.append(f"         {name:<9}{_decimal(text)} ({text})")
+    values = {name: _number(worst.get(name)) for name in ("exact", "observed", "gap")}
+    if values["gap"] is None and values["exact"] is not None and values["observed"] is not None:
+        values["gap"] = abs(values["observed"] - values["exact"])
+    for name, label in (("exact", "exact"), ("observed", "observed"), ("gap", "error")):
+        value = values[name]
+        if value is not None and not (name == "gap" and math.isnan(value)):
+            lines.append(f"         {label:<9}{value:.9g} ({value.hex()})")
     return lines
 
 
-def _decimal(text: str) -> str:
+def bound_lines(record: Record) -> list[str]:
+    """What the verdict rests on: the contract with the error in each of its forms, or the kind of property."""
+    if record.forms:
+        ratios = ", ".join(f"{label} {ratio:.3g}" for label, ratio in record.forms.items())
+        why = {
+            Basis.DERIVED.value: f"derived from contract {record.contract}",
+            Basis.CALIBRATED.value: f"calibrated on honest kernels of contract {record.contract}",
+            Basis.EXACT.value: f"contract {record.contract}, and a convention that holds exactly",
+        }[record.basis]
+        return [f"{why}; error/bound by form: {ratios}"]
+    if record.ratio is not None:
+        return [f"{record.basis}; error/bound {record.ratio:.3g}"]
+    exact = record.basis == Basis.EXACT.value and record.verdict == Verdict.FAIL.value
+    return ["none: this holds exactly or not at all"] if exact else []
+
+
+def _number(text: object) -> float | None:
+    """A value from its hex form (or from "inf", "nan"); None if there is none."""
+    if text is None:
+        return None
     try:
-        return f"{float.fromhex(text):.9g}"
-    except ValueError:
-        return text
+        return float.fromhex(str(text))
+    except (ValueError, OverflowError):
+        return None if not isinstance(text, float) else text if math.isfinite(text) else None

@@ -1,13 +1,16 @@
 """The pytest plugin: options, the parametrisation over targets, dtypes and properties, records and messages.
 
-Loaded by name (``-p properties.plugin``) by the root conftest and by the ``attn-oracle`` command; there is no pytest11 entry point.
-Works under pytest-xdist: every worker writes its own record file.
+Loaded by name (``-p properties.plugin``) by the root conftest and by the ``attn-oracle`` command; there is no pytest11
+entry point. Under pytest-xdist every worker writes its own record file; a worker that dies in a call leaves the call's
+``begin`` line, and the controller turns that into an ERROR before another worker takes over.
 """
 
 from __future__ import annotations
 
+import json
+import traceback
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +18,19 @@ import pytest
 
 from oracle.case import load_case
 from properties.bench import PROFILES, Bench, Input, bench_for
-from properties.conventions import probe
-from properties.message import failure_message
+from properties.message import failure_message, rerun_command
 from properties.property import Property, properties_for
-from properties.record import Journal, Record
+from properties.record import Journal, Record, finish, lost, lost_calls, unfinished
 from properties.search import examine, hunt
 from properties.verdict import BAD, Verdict
 from properties.waivers import waive
-from targets.base import BadTarget, Target
-from targets.registry import BUILTINS, Unavailable, UnknownTarget, resolve
-
+from targets.base import BadTarget, Session, Target
+from targets.probes import probe, returns_lse_unasked
+from targets.registry import BUILTINS, Unavailable, UnknownTarget, load_builtin, resolve_all
 
 TARGETS = pytest.StashKey[list[Target]]()
 JOURNAL = pytest.StashKey[Journal]()
+CALL_SECONDS = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--case", default=None, help="examine this saved case instead of drawing inputs")
     group.addoption("--records", default="out", help="folder of the record files")
-    group.addoption("--timeout-call", type=float, default=60.0, help="seconds that one call of a target may take")
+    group.addoption(
+        "--call-seconds", type=float, default=CALL_SECONDS, help="seconds that one call of a target may take"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +81,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def chosen_targets(config: pytest.Config) -> list[Target]:
     """The targets asked for, else every built-in that can run here. Usage errors end the session with exit code 4."""
-    specs = config.getoption("--target")
-    op = config.getoption("--op")
-    if specs:
-        try:
-            return [resolve(s, op=op) for s in specs]
-        except (UnknownTarget, BadTarget, Unavailable) as error:
-            raise pytest.UsageError(str(error)) from error
-    found = []
-    for builtin in BUILTINS:
-        try:
-            target = resolve(builtin.name)
-        except (Unavailable, ModuleNotFoundError):
-            continue
-        if config.getoption("--device") in target.devices and op in (None, target.op):
-            found.append(target)
-    return found
+    op, device = config.getoption("--op"), config.getoption("--device").partition(":")[0]
+    try:
+        if config.getoption("--target"):
+            return resolve_all(config.getoption("--target"), op=op)
+        found = []
+        for builtin in BUILTINS:
+            try:
+                found.append(load_builtin(builtin))
+            except Unavailable:
+                continue
+        return [t for t in found if device in t.devices and op in (None, t.op)]
+    except (UnknownTarget, BadTarget, Unavailable) as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def chosen_dtypes(target: Target, asked: list[str]) -> tuple[str, ...]:
+    """The dtypes at which to examine a target: those asked for, less what it declares not to take."""
+    return tuple(d for d in asked or target.dtypes if "dtypes" not in target.stated or d in target.dtypes)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -102,13 +109,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if TARGETS not in config.stash:
         config.stash[TARGETS] = chosen_targets(config)
     only = set(config.getoption("properties"))
-    cases = []
-    for target in config.stash[TARGETS]:
-        if target.op not in wanted_ops:
-            continue
-        for dtype in config.getoption("--dtype") or target.dtypes:
-            cases += [Examination(target, dtype, p) for p in properties_for(target.op) if not only or p.id in only]
+    cases = [
+        Examination(target, dtype, prop)
+        for target in config.stash[TARGETS]
+        if target.op in wanted_ops
+        for dtype in chosen_dtypes(target, config.getoption("--dtype"))
+        for prop in properties_for(target.op)
+        if not only or prop.id in only
+    ]
     metafunc.parametrize("examination", cases, ids=[_unique(c.label, i, cases) for i, c in enumerate(cases)])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # A module of an op that no target has leaves one item without an examination.
+    items[:] = [i for i in items if isinstance(_parameter(i), Examination | None)]
+
+
+def _parameter(item: pytest.Item) -> object:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("examination")
 
 
 def _unique(label: str, index: int, cases: list[Examination]) -> str:
@@ -128,12 +147,31 @@ def journal(request: pytest.FixtureRequest) -> Iterator[Journal]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Whatever escapes a check is a fault of the oracle or of the suite, never a verdict on the target: it is noted as such."""
+    """Whatever escapes a check is a fault of the oracle or of the suite, never a verdict on the target."""
     if call.excinfo is not None and JOURNAL in item.config.stash:
-        if not isinstance(call.excinfo.value, pytest.fail.Exception | pytest.skip.Exception):
+        if not isinstance(call.excinfo.value, pytest.fail.Exception | pytest.skip.Exception | KeyboardInterrupt):
             text = " ".join(f"{call.excinfo.typename}: {call.excinfo.value}".split())[:400]
-            item.config.stash[JOURNAL].note("fault", {"test": item.name, "detail": text})
+            last = traceback.extract_tb(call.excinfo.tb)[-1]
+            journal = item.config.stash[JOURNAL]
+            journal.abandon()
+            where = f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno}"
+            journal.note("fault", {"test": item.name, "detail": f"{text} ({where})"})
     return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
+    """In the controller, when a worker died: the calls it was in become ERRORs, and a death in no call a fault."""
+    config = report.node.config
+    folder = Path(config.getoption("--records"))
+    worker = report.node.gateway.id
+    died = unfinished(folder, file=f"records-{worker}.jsonl")
+    for path, row in died:
+        finish(path, row, lost(row))
+    if not died:
+        journal = Journal(folder, "run")
+        journal.note("fault", {"test": crashitem, "detail": f"worker {worker} died outside of any call of a target"})
+        journal.close()
 
 
 @pytest.fixture(scope="session")
@@ -143,26 +181,65 @@ def benches(request: pytest.FixtureRequest) -> dict[tuple[str, str], Bench]:
 
 
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, examination: Examination, benches: dict[tuple[str, str], Bench]) -> Bench:
-    key = (examination.target.spec, examination.dtype)
+def bench(
+    request: pytest.FixtureRequest,
+    examination: Examination,
+    journal: Journal,
+    benches: dict[tuple[str, str], Bench],
+) -> Bench:
+    key = (examination.target.name, examination.dtype)
     if key not in benches:
-        benches[key] = _bench(request.config, examination)
+        benches[key] = _bench(request.config, examination, journal)
     return benches[key]
 
 
-def _bench(config: pytest.Config, examination: Examination) -> Bench:
-    device = config.getoption("--device")
+def _bench(config: pytest.Config, examination: Examination, journal: Journal) -> Bench:
+    target, dtype, device = examination.target, examination.dtype, config.getoption("--device")
     stated = dict(item.split("=", 1) for item in config.getoption("--convention"))
-    conventions = {**probe(examination.target, examination.dtype, device=device), **stated}
-    made = bench_for(
-        examination.target,
-        examination.dtype,
-        device=device,
-        contract=config.getoption("--contract"),
-        conventions=conventions,
-        profile=PROFILES[config.getoption("--profile")],
+    seconds = config.getoption("--call-seconds")
+    session = Session(
+        seconds=seconds,
+        lost=lost_calls(Path(config.getoption("--records")), target.name, dtype),
+        expendable=hasattr(config, "workerinput"),
+        words=_words(config),
     )
-    return made
+    target = replace(target, session=session)
+    profile = PROFILES[config.getoption("--profile")]
+    contract = config.getoption("--contract")
+    plain = bench_for(target, dtype, device=device, contract=contract, profile=profile)
+    journal.context = _context(plain, examination.prop, config)
+    # The tiny calls that find conventions may be the ones that never return.
+    about = {"target": target.name, "op": target.op, "dtype": dtype, "property": "probe", "features": {}}
+    serial = journal.begin(about | {"title": "tiny calls that find conventions", "description": "tiny inputs"})
+    if returns_lse_unasked(target, dtype, device=device):
+        target = replace(target, parameters={**target.parameters, "return_lse": None})
+    conventions = {**probe(target, dtype, device=device), **stated}
+    journal.complete(serial, None)
+    made = bench_for(target, dtype, device=device, contract=contract, conventions=conventions, profile=profile)
+    return replace(made, seconds=seconds)
+
+
+def _words(config: pytest.Config) -> tuple[str, ...]:
+    """What the command line said that decides how a target is called and judged."""
+    words: list[str] = []
+    for option in ("--op", "--contract"):
+        if config.getoption(option):
+            words += [option, config.getoption(option)]
+    for item in config.getoption("--convention"):
+        words += ["--convention", item]
+    if config.getoption("--call-seconds") != CALL_SECONDS:
+        words += ["--timeout", f"{config.getoption('--call-seconds'):g}"]
+    return tuple(words)
+
+
+def _context(bench: Bench, prop: Property, config: pytest.Config) -> dict[str, Any]:
+    return {
+        "origin": bench.target.origin,
+        "device": bench.device,
+        "title": prop.title,
+        "contract": bench.forms[0].preset if bench.forms else "",
+        "rerun": rerun_command(bench, prop.id, config.getoption("--seed"), config.getoption("--case")),
+    }
 
 
 def check(config: pytest.Config, bench: Bench, prop: Property, journal: Journal) -> list[Record]:
@@ -170,18 +247,27 @@ def check(config: pytest.Config, bench: Bench, prop: Property, journal: Journal)
     folder = Path(config.getoption("--records"))
     seed = config.getoption("--seed")
     saved = config.getoption("--case")
+    journal.context = _context(bench, prop, config)
     if saved is not None:
-        records = [examine(bench, prop, Input(load_case(Path(saved))), seed=seed, journal=journal, folder=folder)]
+        records = [examine(bench, prop, saved_input(Path(saved)), seed=seed, journal=journal, folder=folder)]
     else:
         records = hunt(bench, prop, seed=seed, journal=journal, folder=folder)
     bad = [r for r in records if Verdict(r.verdict) in BAD and waive(r) is None]
     if bad:
         pytest.fail("\n".join(failure_message(r) for r in bad[:3]), pytrace=False)
     if all(r.verdict == Verdict.UNSUPPORTED.value for r in records):
-        if journal is not None and records:
+        if records:
             journal.note("untested", _untested(records[0]))
         pytest.skip(records[0].detail if records else "nothing to examine")
     return records
+
+
+def saved_input(path: Path) -> Input:
+    """A saved case with the facts noted beside it, which some checks draw from. DamagedCase if it cannot be read."""
+    case = load_case(path)
+    note = path if path.suffix == ".json" else path.with_name(path.name.removesuffix(".safetensors") + ".json")
+    features = json.loads(note.read_text(encoding="utf-8")).get("note", {}).get("features", {})
+    return Input(case, features if isinstance(features, dict) else {})
 
 
 def _untested(record: Record) -> dict[str, str]:

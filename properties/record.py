@@ -1,8 +1,9 @@
 """Records: one JSON line per examined case and property, journaled before the target is called.
 
-Each worker writes its own file ``records-<worker>.jsonl``. A line of kind ``begin`` is written and flushed before a target is
-called and one of kind ``record`` after; a ``begin`` without its record is a crash or a hang, and `load` turns it into an ERROR.
-Floats that must be exact are hex strings. Schema changes raise `SCHEMA`.
+Each worker writes its own file ``records-<worker>.jsonl``. A line of kind ``begin`` is written and flushed before a
+target is called and one of kind ``record`` (or ``end``: nothing to keep) after. A ``begin`` without either is a call
+that took its process with it: `unfinished` finds them, `finish` writes what became of them. Floats that must be exact
+are hex strings. Schema changes raise `SCHEMA`.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from properties.verdict import Basis, Verdict
+
 SCHEMA = 1
+DIED = "the process died or hung during this call"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One row of evidence.
 
-    target, origin, op, dtype, device, property, title: what was examined. case: digest; description: shapes and options; features:
-    small JSON facts about the input that reports group by (recipe, lengths, logit size, position, sink mass). verdict, basis,
-    ratio, forms, detail, metrics, worst: as in `Judgement`. contract: preset name held to. datasheet: conventions. stem: path of the
-    saved case, for failures. rerun: the command that repeats it. examples: how many cases the search tried. seconds: of target time.
+    target, origin, op, dtype, device, property, title: what was examined. case: digest; description: shapes and
+    options; features: small JSON facts about the input that reports group by (recipe, lengths, logit size, position,
+    sink mass). verdict, basis, ratio, forms, detail, metrics, worst: as in `Judgement`. contract: preset name held to.
+    datasheet: conventions. stem: path of the saved case, for failures. rerun: the command that repeats it. examples:
+    how many cases the search tried. seconds: of target time.
     """
 
     target: str
@@ -56,45 +61,68 @@ class Record:
 
 
 class DamagedRecords(ValueError):
-    """A record file that cannot be read at all; one line that names it."""
+    """A record file that cannot be read or written at all; one line that names it."""
 
 
 def _plain(value: Any) -> Any:
-    # JSON has no inf or nan: they travel as strings and come back through float().
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
         return [_plain(v) for v in value]
-    return value.item() if hasattr(value, "item") and not isinstance(value, str) else value
+    if hasattr(value, "tolist"):
+        # A numpy scalar or array.
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no inf or nan: they travel as strings and come back through float().
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(row), sort_keys=True, allow_nan=False) + "\n"
 
 
 class Journal:
-    """The record file of one worker. `begin` before the target runs, `complete` after."""
+    """The record file of one worker: `begin` before the target runs, `complete` after.
+
+    context: facts about what is being examined that every ``begin`` line carries, for the case that nothing follows it.
+    """
 
     def __init__(self, folder: Path, worker: str = "main") -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"records-{worker}.jsonl"
-        self._file = self.path.open("a", encoding="utf-8")
+        self.context: Mapping[str, Any] = {}
         self._serial = 0
+        self._open: set[int] = set()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise DamagedRecords(f"cannot write records to {folder}: {error.strerror or error}") from error
 
     def begin(self, row: Mapping[str, Any]) -> int:
+        """Announce a call; the number under which it ends."""
         self._serial += 1
-        self._write({"kind": "begin", "serial": self._serial, "pid": os.getpid(), **row})
+        self._open.add(self._serial)
+        self._write({"kind": "begin", "serial": self._serial, "pid": os.getpid(), **self.context, **row})
         return self._serial
 
     def complete(self, serial: int, record: Record | None) -> None:
         """End what `begin` announced; with None nothing is recorded (an example of a search, not its result)."""
         row = {} if record is None else asdict(record)
+        self._open.discard(serial)
         self._write({"kind": "end" if record is None else "record", "serial": serial, "pid": os.getpid(), **row})
 
+    def abandon(self) -> None:
+        """End all that is still open without a record: the suite failed, not the target."""
+        for serial in sorted(self._open):
+            self.complete(serial, None)
+
     def note(self, kind: str, row: Mapping[str, Any]) -> None:
-        """A line of another kind: ``environment``, ``untested``."""
+        """A line of another kind: ``environment``, ``untested``, ``fault``, ``waiver``."""
         self._write({"kind": kind, **row})
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_plain(row), sort_keys=True, allow_nan=False) + "\n")
+        self._file.write(_line(row))
         self._file.flush()
 
     def close(self) -> None:
@@ -104,9 +132,77 @@ class Journal:
 def lines(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
     """All lines of all record files of a folder; None for a line that is damaged (a torn last line, say)."""
     for path in sorted(folder.glob("records-*.jsonl")):
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            raise DamagedRecords(f"cannot read {path}: {error.strerror or error}") from error
+        for text in texts:
+            if not text.strip():
+                continue
             try:
                 row = json.loads(text)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 row = None
             yield path, row if isinstance(row, dict) else None
+
+
+def unfinished(folder: Path, *, file: str | None = None) -> list[tuple[Path, dict[str, Any]]]:
+    """``begin`` lines whose call never ended, with their files; only those of one ``file`` (name) if that is given."""
+    begun: dict[tuple[Any, ...], tuple[Path, dict[str, Any]]] = {}
+    for path, row in lines(folder):
+        if row is None or (file is not None and path.name != file):
+            continue
+        key = (path.name, str(row.get("pid")), str(row.get("serial")))
+        if row.get("kind") == "begin":
+            begun[key] = (path, row)
+        elif row.get("kind") in ("end", "record"):
+            begun.pop(key, None)
+    return list(begun.values())
+
+
+def finish(path: Path, row: Mapping[str, Any], record: Record | None) -> None:
+    """End a ``begin`` line on behalf of the process that wrote it and died: with a record, or without one."""
+    kind = "end" if record is None else "record"
+    held = {} if record is None else asdict(record)
+    with path.open("r+b") as file:
+        # The dead process may have left half a line.
+        torn = file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+        end = {"kind": kind, "serial": row.get("serial"), "pid": row.get("pid"), **held}
+        file.write((b"\n" if torn else b"") + _line(end).encode())
+
+
+def lost(row: Mapping[str, Any]) -> Record:
+    """The record of a call that took its process with it, from its ``begin`` line."""
+
+    def text(name: str) -> str:
+        return str(row.get(name) or "")
+
+    features = row.get("features")
+    return Record(
+        target=text("target"),
+        origin=text("origin") or "user",
+        op=text("op"),
+        dtype=text("dtype"),
+        device=text("device") or "cpu",
+        property=text("property"),
+        title=text("title"),
+        case="",
+        description=text("description"),
+        verdict=Verdict.ERROR.value,
+        basis=Basis.EXACT.value,
+        detail=DIED,
+        contract=text("contract"),
+        features=features if isinstance(features, Mapping) else {},
+        rerun=text("rerun"),
+    )
+
+
+def lost_calls(folder: Path, target: str, dtype: str) -> list[str]:
+    """How the calls of a target at a dtype ended that died or did not return, in every worker so far."""
+    return [
+        str(row["detail"])
+        for _, row in lines(folder)
+        if row is not None
+        and (row.get("kind"), row.get("target"), row.get("dtype")) == ("record", target, dtype)
+        and str(row.get("detail")).startswith((DIED, "timeout: "))
+    ]

@@ -1,19 +1,21 @@
 """Waivers: explained findings in code that is not ours, kept beside the targets in ``targets/waivers/<target>.toml``.
 
-Each entry has properties, dtypes, a text that the record's detail must contain, reason, link and reproducer. A waived record does not
-fail a run; a waiver that matched nothing in a run that covered it is itself an error (STALE_WAIVER). The project's own targets have none.
+Each entry has properties, dtypes, a text that the record's detail must contain, reason, link and reproducer. A waived
+record does not fail a run; a waiver that matched nothing in a run that covered it is itself an error (STALE_WAIVER).
+Only built-in third-party targets have waivers: not the project's own, and not a user's function of the same name.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import targets
+from oracle.formats import STORAGE
 from properties.record import Record
 
 
@@ -40,9 +42,10 @@ class Waiver:
 
 
 FOLDER = Path(targets.__file__).parent / "waivers"
+_NAMES, _TEXTS = ("properties", "dtypes"), ("contains", "reason", "link", "reproducer")
 
 
-@lru_cache(maxsize=None)
+@cache
 def waivers_of(target: str, folder: Path = FOLDER) -> tuple[Waiver, ...]:
     """The waivers of one target, none if it has no file. BadWaiver if the file is damaged."""
     path = folder / f"{target}.toml"
@@ -50,26 +53,41 @@ def waivers_of(target: str, folder: Path = FOLDER) -> tuple[Waiver, ...]:
         return ()
     try:
         entries: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return tuple(
-            Waiver(
-                target=target,
-                key=key,
-                properties=tuple(entry["properties"]),
-                dtypes=tuple(entry["dtypes"]),
-                contains=entry["contains"],
-                reason=entry["reason"],
-                link=entry["link"],
-                reproducer=entry["reproducer"],
-            )
-            for key, entry in entries.items()
-        )
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as fault:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as fault:
         raise BadWaiver(f"{path}: {type(fault).__name__}: {fault}") from fault
+    return tuple(_waiver(path, target, key, entry) for key, entry in entries.items())
+
+
+def _waiver(path: Path, target: str, key: str, entry: Any) -> Waiver:
+    if not isinstance(entry, Mapping):
+        raise BadWaiver(f"{path}: {key} is no table of its own: write [{key}]")
+    strange = [name for name in entry if name not in (*_NAMES, *_TEXTS)]
+    if strange:
+        raise BadWaiver(f"{path}: {key} has an unknown field {strange[0]!r}; known: {', '.join((*_NAMES, *_TEXTS))}")
+    for name in (*_NAMES, *_TEXTS):
+        value = entry.get(name)
+        fits = isinstance(value, list) and all(isinstance(v, str) for v in value) if name in _NAMES else None
+        if not value or fits is False or (fits is None and not isinstance(value, str)):
+            kind = "a list of names" if name in _NAMES else "a text"
+            raise BadWaiver(f"{path}: {key} needs {name}, {kind}")
+    unknown = [d for d in entry["dtypes"] if d not in STORAGE]
+    if unknown:
+        raise BadWaiver(f"{path}: {key} names an unknown dtype {unknown[0]!r}; known: {', '.join(STORAGE)}")
+    return Waiver(
+        target=target,
+        key=key,
+        properties=tuple(entry["properties"]),
+        dtypes=tuple(entry["dtypes"]),
+        contains=entry["contains"],
+        reason=entry["reason"],
+        link=entry["link"],
+        reproducer=entry["reproducer"],
+    )
 
 
 def waive(record: Record) -> Waiver | None:
-    """The waiver that explains this bad record, if there is one; never for the project's own targets."""
-    if record.origin == "own":
+    """The waiver that explains this bad record, if there is one."""
+    if record.origin != "third_party":
         return None
     for waiver in waivers_of(record.target):
         if waiver.covers(record) and waiver.contains in record.detail:
@@ -79,14 +97,14 @@ def waive(record: Record) -> Waiver | None:
 
 def stale(records: Iterable[Record], *, complete: bool) -> list[Waiver]:
     """Waivers whose subject was examined in full (``complete``) and that explained nothing."""
-    rows = list(records)
-    unused = []
+    rows = [r for r in records if r.origin == "third_party"]
+    unused: list[Waiver] = []
     if not complete:
         return unused
     for target in sorted({r.target for r in rows}):
         for waiver in waivers_of(target):
             covered = [r for r in rows if waiver.covers(r)]
             asked = {r.dtype for r in covered} >= set(waiver.dtypes)
-            if asked and not any(r.waiver == waiver.key or waive(r) == waiver for r in covered):
+            if asked and not any(r.waiver is not None and waiver.contains in r.detail for r in covered):
                 unused.append(waiver)
     return unused

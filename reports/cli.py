@@ -1,37 +1,69 @@
-"""The ``attn-oracle`` command: parse, check what was asked, start pytest or a report. Exit codes: 0 all well; 1 any FAIL, ERROR or
-STALE_WAIVER; 2 wrong use; 3 an oracle or internal fault, UNDECIDED, or nothing checked.
+"""The ``attn-oracle`` command: parse, check what was asked, start pytest or a report.
+
+Exit codes: 0 all well; 1 any FAIL, ERROR or STALE_WAIVER; 2 wrong use; 3 an oracle or internal fault, UNDECIDED,
+nothing checked, or interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from oracle.bounds.contract import PRESETS, UnknownContract, declared_forms
+from oracle.bounds.contract import PRESETS, UnknownContract
 from oracle.case import DamagedCase, load_case
-from oracle.formats import STORAGE
+from oracle.formats import STORAGE, format_of
 from properties.bench import PROFILES
 from properties.property import properties_for
-from properties.record import Journal
+from properties.record import DamagedRecords, Journal
 from properties.waivers import BadWaiver, waivers_of
 from reports.conclude import conclude
 from reports.environment import environment
-from reports.terminal import summary
+from reports.load import UnlikeRuns
+from reports.terminal import property_order, summary
 from targets.base import INPUTS, BadTarget, Target
-from targets.registry import BUILTINS, Unavailable, UnknownTarget, load_builtin, resolve
+from targets.conventions import wrong_convention
+from targets.registry import (
+    BUILTINS,
+    Builtin,
+    Unavailable,
+    UnknownTarget,
+    load_builtin,
+    plugins,
+    resolve,
+    resolve_all,
+)
 
-WRONG_USE, FAULT = 2, 3
+BROKEN, WRONG_USE, FAULT = 1, 2, 3
 _PROGRAM = "attn-oracle"
+# pytest's own exit codes.
+_INTERRUPTED, _INTERNAL, _USAGE = 2, 3, 4
 
 
 class WrongUse(ValueError):
     """A request that cannot be carried out as asked; one line."""
+
+
+_REFUSALS = (
+    WrongUse,
+    UnknownTarget,
+    BadTarget,
+    Unavailable,
+    UnknownContract,
+    DamagedCase,
+    DamagedRecords,
+    UnlikeRuns,
+    BadWaiver,
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,36 +72,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="run the property suite on targets and write records and a report")
-    verify.add_argument(
-        "targets",
-        nargs="*",
-        metavar="TARGET",
-        help="built-in name, file.py:function or package.module:attr (none: all built-in)",
-    )
-    verify.add_argument(
-        "--target", action="append", default=[], dest="more", metavar="TARGET", help="the same, as an option"
-    )
-    verify.add_argument("--op", help="op of a target whose parameters do not say")
-    verify.add_argument("--dtype", action="append", default=[], help="fp64, fp32, fp16 or bf16; repeatable")
-    verify.add_argument("--device", default="cpu", help="cpu or cuda")
-    verify.add_argument("--contract", help="hold the targets to this preset")
-    verify.add_argument("--convention", action="append", default=[], metavar="NAME=VALUE")
-    verify.add_argument("--profile", default="default", choices=sorted(PROFILES))
-    verify.add_argument("--seed", type=int, default=0)
-    verify.add_argument(
-        "--property",
-        action="append",
-        default=[],
-        dest="properties",
-        metavar="ID",
-        help="only this property; repeatable",
-    )
-    verify.add_argument("--case", type=Path, help="examine this saved case only")
-    verify.add_argument("--json", type=Path, metavar="FILE", help="also write all records to FILE as one JSON document")
-    verify.add_argument("--out", type=Path, default=Path("out"), help="folder of records and report (default: out)")
-    verify.add_argument("--workers", type=int, default=None, help="worker processes (default: one a core)")
+    add = verify.add_argument
+    what = "built-in name, file.py:function or package.module:attr (none: all built-in)"
+    add("targets", nargs="*", metavar="TARGET", help=what)
+    add("--target", action="append", default=[], dest="more", metavar="TARGET", help="the same, as an option")
+    add("--op", help="op of a target whose parameters do not say")
+    add("--dtype", action="append", default=[], help="fp64, fp32, fp16 or bf16; repeatable (default: the target's)")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N")
+    add("--contract", help="hold the targets to this preset")
+    add("--convention", action="append", default=[], metavar="NAME=VALUE", help="state a convention; repeatable")
+    add("--profile", default="default", choices=sorted(PROFILES), help="how much to try")
+    add("--seed", type=int, default=0, help="seed of every search")
+    add("--property", action="append", default=[], dest="properties", metavar="ID", help="only this one; repeatable")
+    add("--case", type=Path, help="examine this saved case only")
+    add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call of a target may take (60)")
+    add("--json", type=Path, metavar="FILE", help="also write all records to FILE as one JSON document")
+    add("--out", type=Path, help="folder of records and report (out; with --case: replay, beside the case's folder)")
+    add("--workers", type=int, help="worker processes (one a core); 0: none, and a target that dies takes all with it")
     listing = commands.add_parser("targets", help="what there is, what each supports, what is missing and why")
+    listing.add_argument("targets", nargs="*", metavar="TARGET", help="only these (none: built-in ones and plug-ins)")
+    listing.add_argument("--op", help="op of a target whose parameters do not say")
     listing.add_argument("--json", action="store_true")
+    listing.add_argument(
+        "--check", action="store_true", help="call each once per dtype and compare with its statements"
+    )
     report = commands.add_parser("report", help="write report.md and report.html from the records of DIR")
     report.add_argument("folder", type=Path, metavar="DIR")
     return parser
@@ -84,14 +110,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "verify":
                 return _verify(options, words)
             case "targets":
-                return _targets(as_json=options.json)
+                return _targets(options)
             case "report":
                 return _report(options.folder)
             case other:
                 raise WrongUse(f"unknown command {other!r}")
-    except (WrongUse, UnknownTarget, BadTarget, Unavailable, UnknownContract, DamagedCase, BadWaiver) as error:
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+    except _REFUSALS as error:
+        print(f"{_PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
+    except KeyboardInterrupt:
+        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
+        return FAULT
+    except Exception:
+        # The interpreter's own exit code, 1, would read as a finding about a target.
+        traceback.print_exc()
+        print(f"{_PROGRAM}: an internal fault: please report it with the lines above", file=sys.stderr)
+        return FAULT
 
 
 def _check(options: argparse.Namespace) -> list[Target]:
@@ -101,82 +135,141 @@ def _check(options: argparse.Namespace) -> list[Target]:
             raise WrongUse(f"unknown dtype {dtype!r}; known: {', '.join(STORAGE)}")
     if options.op is not None and options.op not in INPUTS:
         raise WrongUse(f"unknown op {options.op!r}; known: {', '.join(INPUTS)}")
-    for item in options.convention:
-        if "=" not in item:
-            raise WrongUse(f"--convention takes NAME=VALUE, got {item!r}")
-    if options.device != "cpu" and not options.device.startswith("cuda"):
-        raise WrongUse(f"unknown device {options.device!r}; known: cpu, cuda")
-    if options.device.startswith("cuda") and not _has_cuda():
-        raise WrongUse("--device cuda: torch sees no CUDA device here")
-    found = [resolve(spec, op=options.op) for spec in (*options.targets, *options.more)]
+    if options.timeout <= 0 or not math.isfinite(options.timeout):
+        raise WrongUse(f"--timeout takes a positive number of seconds, got {options.timeout:g}")
+    if options.workers is not None and options.workers < 0:
+        raise WrongUse(f"--workers takes a number from 0, got {options.workers}")
+    _check_device(options.device)
+    found = resolve_all([*options.targets, *options.more], op=options.op)
+    ops = {t.op for t in found} or {options.op or op for op in INPUTS}
     for target in found:
-        waivers_of(target.name)
-        if options.contract is not None:
-            if options.contract not in PRESETS[target.op]:
-                raise WrongUse(
-                    f"unknown contract {options.contract!r} for {target.op}; known: {', '.join(PRESETS[target.op])}"
-                )
-        elif target.contract is not None:
-            declared_forms(
-                target.op, target.contract if isinstance(target.contract, str) else dict(target.contract), "fp32"
-            )
+        if options.device.partition(":")[0] not in target.devices:
+            raise WrongUse(f"{target.name} runs on {', '.join(target.devices)}, not on {options.device}")
         if not properties_for(target.op):
             raise WrongUse(f"op {target.op} has no property yet")
-    ops = {t.op for t in found} or set(INPUTS)
-    known = {p.id for op in ops for p in properties_for(op)}
-    for name in options.properties:
-        if name not in known:
-            raise WrongUse(f"unknown property {name!r}; known: {', '.join(sorted(known, key=_order))}")
+    for name in {t.name for t in found if t.origin == "third_party"} or {b.name for b in BUILTINS}:
+        waivers_of(name)
+    _check_dtypes(options, found)
+    _check_statements(options, ops)
     if options.case is not None:
-        saved = load_case(options.case)
-        if not found or not options.properties:
-            raise WrongUse("--case needs a TARGET and a --property")
-        if any(t.op != saved.op for t in found):
-            raise WrongUse(f"the saved case is of op {saved.op}, the target of {found[0].op}")
+        _check_case(options, found)
     return found
 
 
-def _order(property_id: str) -> tuple[str, int]:
-    return property_id[0], int(property_id[1:])
+def _check_device(device: str) -> None:
+    family, _, index = device.partition(":")
+    if family not in ("cpu", "cuda") or (device != family and not (family == "cuda" and index.isdigit())):
+        raise WrongUse(f"unknown device {device!r}; known: cpu, cuda, cuda:N")
+    if family == "cuda":
+        count = _cuda_devices()
+        if not count:
+            raise WrongUse("--device cuda: torch sees no CUDA device here")
+        if index and int(index) >= count:
+            raise WrongUse(f"--device {device}: torch sees {count} CUDA devices")
 
 
-def _has_cuda() -> bool:
+def _cuda_devices() -> int:
     try:
         import torch
-    except ModuleNotFoundError:
-        return False
-    return bool(torch.cuda.is_available())
+    except ImportError:
+        return 0
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _check_dtypes(options: argparse.Namespace, found: list[Target]) -> None:
+    """Each dtype asked for must be one that some target may take; what only others take is reported as untested."""
+    for dtype in options.dtype if found else ():
+        if all("dtypes" in t.stated and dtype not in t.dtypes for t in found):
+            known = ", ".join(dict.fromkeys(d for t in found for d in t.dtypes))
+            raise WrongUse(f"{', '.join(t.name for t in found)} declares no {dtype}; it takes {known}")
+
+
+def _check_statements(options: argparse.Namespace, ops: set[str]) -> None:
+    if options.contract is not None:
+        for op in sorted(ops):
+            if options.contract not in PRESETS[op]:
+                raise WrongUse(f"unknown contract {options.contract!r} for {op}; known: {', '.join(PRESETS[op])}")
+    for item in options.convention:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise WrongUse(f"--convention takes NAME=VALUE, got {item!r}")
+        for op in sorted(ops):
+            wrong = wrong_convention(op, name, value)
+            if wrong:
+                raise WrongUse(wrong)
+    known = {p.id for op in ops for p in properties_for(op)}
+    for name in options.properties:
+        if name not in known:
+            listed = ", ".join(sorted(known, key=property_order))
+            raise WrongUse(f"unknown property {name!r} of {', '.join(sorted(ops))}; known: {listed}")
+
+
+def _check_case(options: argparse.Namespace, found: list[Target]) -> None:
+    saved = load_case(options.case)
+    if not found or not options.properties:
+        raise WrongUse("--case needs a TARGET and a --property")
+    for target in found:
+        if target.op != saved.op:
+            raise WrongUse(f"the saved case is of op {saved.op}, {target.name} of {target.op}")
+    missing = [n for n in INPUTS[saved.op] if n not in saved.arrays]
+    if missing:
+        raise WrongUse(f"the saved case {options.case} has no array {missing[0]!r}")
+    dtype = format_of(saved.arrays[INPUTS[saved.op][0]]).name
+    if any(d != dtype for d in options.dtype):
+        raise WrongUse(f"the saved case {options.case} is in {dtype}, not in {', '.join(options.dtype)}")
+    options.dtype = [dtype]
 
 
 def _verify(options: argparse.Namespace, words: list[str]) -> int:
     found = _check(options)
-    out: Path = options.out
-    _clear(out)
+    out = _folder(options)
+    _clear(out, options.case)
+    if options.json is not None:
+        _try_to_write(options.json)
     run = Journal(out, "run")
     run.note("environment", environment(words, seed=options.seed, profile=options.profile, device=options.device))
+    for name, reason in _left_out(options, found):
+        run.note("untested", {"target": name, "op": "", "dtype": "", "property": "", "reason": reason})
+    run.close()
+    code = _run_pytest(options, out)
+    if code == _USAGE:
+        return WRONG_USE
+    whole = not options.properties and options.case is None and options.contract is None and not options.convention
+    concluded = conclude(out, complete=whole and options.profile != "quick", interrupted=code == _INTERRUPTED)
+    pages, fault = _pages(out)
+    print("\n" + summary(concluded, pages))
+    if options.json is not None:
+        records = [_finite(asdict(r)) for r in concluded.records]
+        options.json.write_text(json.dumps(records, indent=1, default=str) + "\n", encoding="utf-8")
+    if code == BROKEN and concluded.code == 0:
+        fault = "pytest reports a failure that no record explains"
+    if code == _INTERNAL:
+        fault = "pytest stopped with an internal error (above)"
+    if fault:
+        print(f"{_PROGRAM}: {fault}", file=sys.stderr)
+        return FAULT
+    return concluded.code
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    """Where records go. A replayed case must not wipe out the run that it comes from."""
+    chosen: Path | None = options.out
+    if chosen is None:
+        chosen = Path("out") if options.case is None else options.case.parent.parent / "replay"
+    return chosen.absolute()
+
+
+def _left_out(options: argparse.Namespace, found: list[Target]) -> Iterator[tuple[str, str]]:
+    """Targets, and dtypes of targets, that this run does not ask about, with the reason."""
     if not found:
         for builtin in BUILTINS:
             reason = _why_not(builtin, options.device)
             if reason:
-                run.note("untested", {"target": builtin.name, "op": "", "dtype": "", "property": "", "reason": reason})
-    run.close()
-    code = _run_pytest(options, [*options.targets, *options.more])
-    if code in (pytest_usage(), FAULT):
-        return WRONG_USE if code == pytest_usage() else FAULT
-    complete = not options.properties and options.case is None and options.contract is None and not options.convention
-    concluded = conclude(out, complete=complete and options.profile != "quick")
-    pages = _build(out)
-    print("\n" + summary(concluded, pages))
-    if options.json is not None:
-        options.json.write_text(
-            json.dumps([_finite(asdict(r)) for r in concluded.records], indent=1, default=str) + "\n"
-        )
-    return concluded.code
-
-
-def pytest_usage() -> int:
-    """pytest's exit code for wrong use."""
-    return 4
+                yield builtin.name, reason
+    for target in found:
+        for dtype in options.dtype:
+            if "dtypes" in target.stated and dtype not in target.dtypes:
+                yield target.name, f"takes {', '.join(target.dtypes)}, not {dtype}"
 
 
 def _finite(value: object) -> object:
@@ -184,108 +277,151 @@ def _finite(value: object) -> object:
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
-    return (
-        str(value) if isinstance(value, float) and value in (float("inf"), float("-inf")) or value != value else value
-    )
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _clear(out: Path) -> None:
-    """Remove an earlier run's records and cases, and nothing else."""
-    for path in out.glob("records-*.jsonl") if out.is_dir() else ():
-        path.unlink()
-    if (out / "cases").is_dir():
+def _clear(out: Path, replayed: Path | None) -> None:
+    """Remove an earlier run's records and cases, and nothing else. WrongUse if the folder cannot be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in out.glob("records-*.jsonl"):
+            path.unlink()
         # A saved case that is being replayed must survive the run that replays it.
-        keep = {Path(w).resolve().stem for w in sys.argv if w.endswith(".json")}
-        for path in (out / "cases").iterdir():
-            if path.stem not in keep:
+        keep = replayed.resolve().with_suffix("").name if replayed is not None else ""
+        for path in (out / "cases").iterdir() if (out / "cases").is_dir() else ():
+            if path.with_suffix("").name != keep:
                 path.unlink()
+    except OSError as error:
+        raise WrongUse(f"cannot write records to {out}: {error.strerror or error}") from error
 
 
-def _why_not(builtin: object, device: str) -> str:
-    from targets.registry import Builtin
+def _try_to_write(path: Path) -> None:
+    try:
+        path.write_text("[]\n", encoding="utf-8")
+    except OSError as error:
+        raise WrongUse(f"cannot write {path}: {error.strerror or error}") from error
 
-    assert isinstance(builtin, Builtin)
+
+def _why_not(builtin: Builtin, device: str) -> str:
     try:
         target = load_builtin(builtin)
-    except (Unavailable, ModuleNotFoundError) as error:
+    except Unavailable as error:
         return str(error)
-    return (
-        "" if device.split(":")[0] in target.devices else f"runs on {', '.join(target.devices)} only, not on {device}"
-    )
+    family = device.partition(":")[0]
+    return "" if family in target.devices else f"runs on {', '.join(target.devices)} only, not on {device}"
 
 
-def _run_pytest(options: argparse.Namespace, specs: list[str]) -> int:
+@contextmanager
+def _environment(workers: int) -> Iterator[None]:
+    """The user's own pytest settings and plug-ins kept out, one thread a worker; all as before afterwards."""
+    before = dict(os.environ)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    if workers > 1:
+        # Several workers of several threads each only wait for one another.
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_pytest(options: argparse.Namespace, out: Path) -> int:
     import pytest
 
     import properties
 
     folder = Path(properties.__file__).parent
-    workers = options.workers if options.workers is not None else min(os.cpu_count() or 1, 8)
-    if workers > 1:
-        # One thread a worker: several workers of several threads each only wait for one another.
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ.setdefault(name, "1")
-    limit = {"quick": 120, "default": 600, "deep": 7200}[options.profile]
+    workers = options.workers if options.workers is not None else min(_cores(), 8)
+    # Hangs end after --timeout, call by call; this only ends a check that will not end otherwise.
+    limit = {"quick": 1800, "default": 7200, "deep": 86400}[options.profile]
     arguments = [
         str(folder),
-        "-p", "properties.plugin",
+        "-p", "properties.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout", "-p", "no:faulthandler",
         "-c", str(folder / "suite.ini"),
         f"--rootdir={folder}",
         "-q", "--no-header", "-rN", "--tb=no",
         f"--timeout={limit}", "--timeout-method=thread",
-        f"--records={options.out}",
+        f"--records={out}",
         f"--profile={options.profile}",
         f"--seed={options.seed}",
         f"--device={options.device}",
+        f"--call-seconds={options.timeout}",
     ]  # fmt: skip
-    arguments += ["-n", str(workers), "--dist", "worksteal"] if workers > 0 else []
-    arguments += [f"--target={s}" for s in specs]
+    # Workers that die are replaced as often as it takes: a target is given up after a few lost calls.
+    arguments += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart=9999"] if workers > 0 else []
+    arguments += [f"--target={s}" for s in (*options.targets, *options.more)]
     arguments += [f"--dtype={d}" for d in options.dtype]
     arguments += [f"--convention={c}" for c in options.convention]
     arguments += [f"--property={p}" for p in options.properties]
     arguments += [f"--op={options.op}"] if options.op else []
     arguments += [f"--contract={options.contract}"] if options.contract else []
     arguments += [f"--case={options.case}"] if options.case else []
-    return int(pytest.main(arguments))
+    with _environment(workers):
+        return int(pytest.main(arguments))
 
 
-def _build(out: Path) -> tuple[Path, ...]:
+def _pages(out: Path) -> tuple[tuple[Path, ...], str]:
+    """The report's pages, and what went wrong with them: the verdicts stand without it."""
     from reports.build import build
 
-    return build(out)
+    try:
+        return build(out), ""
+    except OSError as error:
+        return (), f"the report cannot be written: {error.strerror or error}"
+    except Exception:
+        traceback.print_exc()
+        return (), "the report failed, the records are complete: please report this with the lines above"
 
 
-def _targets(*, as_json: bool) -> int:
-    rows = []
-    for builtin in BUILTINS:
-        try:
-            target = load_builtin(builtin)
-        except (Unavailable, ModuleNotFoundError) as error:
-            rows.append({"name": builtin.name, "origin": builtin.origin, "missing": str(error)})
-            continue
-        rows.append(
-            {
-                "name": target.name,
-                "origin": target.origin,
-                "op": target.op,
-                "dtypes": list(target.dtypes),
-                "devices": list(target.devices),
-                "options": sorted(set(target.parameters) - set(INPUTS[target.op])),
-                "description": target.description,
-            }
-        )
-    if as_json:
+def _targets(options: argparse.Namespace) -> int:
+    rows = [_row(spec, options) for spec in options.targets or (*(b.name for b in BUILTINS), *plugins())]
+    if options.json:
         print(json.dumps(rows, indent=1))
-        return 0
-    width = shutil.get_terminal_size((120, 20)).columns
-    for row in rows:
-        if "missing" in row:
-            text = f"{row['name']:<22} not available: {row['missing']}"
-        else:
-            devices = "/".join(row["devices"])
-            text = f"{row['name']:<22} {row['op']:<12} {' '.join(row['dtypes']):<20} {devices:<9} {' '.join(row['options'])}"
-        print(text[: max(width, 80)] if sys.stdout.isatty() else text)
-    return 0
+    else:
+        width = max(shutil.get_terminal_size((120, 20)).columns, 80)
+        for row in rows:
+            text = _text(row)
+            print(text[:width] if sys.stdout.isatty() and not row.get("problems") else text)
+    return BROKEN if any(row.get("problems") for row in rows) else 0
+
+
+def _row(spec: str, options: argparse.Namespace) -> dict[str, Any]:
+    try:
+        target = resolve(spec, op=options.op)
+    except (Unavailable, BadTarget) as error:
+        if spec in options.targets:
+            raise
+        return {"name": spec, "missing": str(error)}
+    row = {
+        "name": target.name,
+        "origin": target.origin,
+        "op": target.op,
+        "dtypes": list(target.dtypes),
+        "devices": list(target.devices),
+        "options": sorted(set(target.parameters) - set(INPUTS[target.op])),
+        "description": target.description,
+    }
+    if options.check and "cpu" in target.devices:
+        from targets.conformance import check_target
+
+        row["problems"] = check_target(target)
+    return row
+
+
+def _text(row: dict[str, Any]) -> str:
+    if "missing" in row:
+        return f"{row['name']:<22} not available: {row['missing']}"
+    devices = "/".join(row["devices"])
+    line = f"{row['name']:<22} {row['op']:<12} {' '.join(row['dtypes']):<20} {devices:<9} {' '.join(row['options'])}"
+    return "\n".join([line.rstrip(), *(f"  does not conform: {problem}" for problem in row.get("problems", ()))])
 
 
 def _report(folder: Path) -> int:
@@ -293,7 +429,13 @@ def _report(folder: Path) -> int:
         raise WrongUse(f"no folder {str(folder)!r}")
     if not list(folder.glob("records-*.jsonl")):
         raise WrongUse(f"{folder} has no record files (records-*.jsonl)")
-    for page in _build(folder):
+    from reports.build import build
+
+    try:
+        pages = build(folder)
+    except OSError as error:
+        raise WrongUse(f"cannot write the report to {folder}: {error.strerror or error}") from error
+    for page in pages:
         print(page)
     return 0
 

@@ -1,82 +1,69 @@
 """The end of a run: what its record files add up to, and its exit code.
 
-Adds what no single check can know: a target that crashed or hung (a journaled call without its record), a contract of which no single form
-is kept by all cases, and waivers that explained nothing.
+Adds what no single check can know: a contract of which no single form is kept by all cases, and waivers that explained
+nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from properties.record import Journal, Record, lines
-from properties.verdict import Verdict, exit_code
+from properties.record import Journal, Record, finish, lost, unfinished
+from properties.verdict import Basis, Verdict, exit_code
 from properties.waivers import stale, waive
-
-_FIELDS = {f.name for f in fields(Record)}
+from reports.load import Untested, load
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """records: all of the run, waived ones marked, with the run-level ones added. faults: oracle or suite faults. code: exit code."""
+    """What a run came to.
+
+    records: all of it, waived ones marked, with the run-level ones added. untested: what was not asked, and why.
+    faults: what broke in the oracle or the suite. damaged: unreadable lines. interrupted: not all was examined. code:
+    the exit code.
+    """
 
     records: tuple[Record, ...]
+    untested: tuple[Untested, ...]
     faults: tuple[str, ...]
     damaged: int
+    interrupted: bool
     code: int
 
 
-def record_from(row: dict[str, Any]) -> Record:
-    """A record from its JSON line; TypeError or KeyError if it is none."""
-    known = {k: v for k, v in row.items() if k in _FIELDS}
-    ratio = known.get("ratio")
-    known["ratio"] = None if ratio is None else float(ratio)
-    known["forms"] = {k: float(v) for k, v in known.get("forms", {}).items()}
-    return Record(**known)
+def conclude(folder: Path, *, complete: bool, interrupted: bool = False) -> Conclusion:
+    """Read a run's record files and write its run-level lines.
 
-
-def conclude(folder: Path, *, complete: bool) -> Conclusion:
-    """Read a run's record files and write its run-level lines. ``complete``: every property of its targets was asked."""
-    records: list[Record] = []
-    begun: dict[tuple[str, int, int], dict[str, Any]] = {}
-    faults: list[str] = []
-    damaged = 0
-    for path, row in lines(folder):
-        if row is None:
-            damaged += 1
-            continue
-        kind = row.get("kind")
-        key = (path.name, row.get("pid", 0), row.get("serial", 0))
-        if kind == "begin":
-            begun[key] = row
-        elif kind in ("end", "record"):
-            begun.pop(key, None)
-            if kind == "record":
-                records.append(record_from(row))
-        elif kind == "fault":
-            faults.append(f"{row.get('test')}: {row.get('detail')}")
-    added = [_crashed(row) for row in begun.values()] + contract_lines(records)
-    records = [_waived(r) for r in (*records, *added)]
+    ``complete``: every property of its targets was asked. ``interrupted``: somebody stopped it, so that calls that
+    never ended are nobody's fault.
+    """
+    for path, row in unfinished(folder):
+        finish(path, row, None if interrupted else lost(row))
+    run = load(folder)
+    added = contract_lines(run.records)
+    records = [_waived(r) for r in (*run.records, *added)]
     added = [_waived(r) for r in added]
-    for waiver in stale(records, complete=complete):
+    for waiver in stale(records, complete=complete and not interrupted):
         detail = f"waiver {waiver.key} explained nothing in this run: delete it ({waiver.reason})"
-        added.append(_line(waiver.target, "", waiver.dtypes[0], waiver.properties[0], Verdict.STALE_WAIVER, detail))
+        covered = next(r for r in records if waiver.covers(r))
+        added.append(_line(covered, waiver.properties[0], Verdict.STALE_WAIVER, detail))
         records.append(added[-1])
     journal = Journal(folder, "verdicts")
     for record in added:
         journal.complete(journal.begin({"target": record.target, "property": record.property}), record)
     for record in records:
         if record.waiver is not None:
-            journal.note(
-                "waiver",
-                {"target": record.target, "case": record.case, "property": record.property, "key": record.waiver},
-            )
+            journal.note("waiver", _note(record))
     journal.close()
-    code = 3 if faults else exit_code(r.verdict for r in records)
-    return Conclusion(tuple(records), tuple(faults), damaged, code)
+    code = 3 if run.faults else exit_code(r.verdict for r in records)
+    if interrupted and code == 0:
+        code = 3
+    damaged = sum(run.damaged.values())
+    return Conclusion(tuple(records), run.untested, run.faults, damaged, interrupted, code)
 
 
 def _waived(record: Record) -> Record:
@@ -86,49 +73,39 @@ def _waived(record: Record) -> Record:
     return record if waiver is None else replace(record, verdict=Verdict.WAIVED.value, waiver=waiver.key)
 
 
-def _line(target: str, op: str, dtype: str, property_id: str, verdict: Verdict, detail: str, **more: Any) -> Record:
+def _note(record: Record) -> dict[str, Any]:
+    waiver = waive(record)
+    why = {} if waiver is None else {"reason": waiver.reason, "link": waiver.link}
+    return {"target": record.target, "case": record.case, "property": record.property, "key": record.waiver, **why}
+
+
+def _line(like: Record, property_id: str, verdict: Verdict, detail: str, **more: Any) -> Record:
+    """A record about a whole run, of the same target, dtype and device as another."""
     return Record(
-        target,
-        more.pop("origin", "own"),
-        op,
-        dtype,
-        more.pop("device", "cpu"),
-        property_id,
-        more.pop("title", ""),
-        "",
-        "",
-        verdict.value,
-        "exact",
+        target=like.target,
+        origin=like.origin,
+        op=like.op,
+        dtype=like.dtype,
+        device=like.device,
+        property=property_id,
+        title=more.pop("title", ""),
+        case="",
+        description="",
+        verdict=verdict.value,
+        basis=more.pop("basis", Basis.EXACT.value),
         detail=detail,
         **more,
     )
 
 
-def _crashed(row: dict[str, Any]) -> Record:
-    detail = "the process died or hung during this call"
-    return replace(
-        _line(
-            row.get("target", "?"),
-            row.get("op", ""),
-            row.get("dtype", ""),
-            row.get("property", ""),
-            Verdict.ERROR,
-            detail,
-        ),
-        description=row.get("description", ""),
-        features=row.get("features", {}),
-        origin="user",
-    )
-
-
 def contract_lines(records: Iterable[Record]) -> list[Record]:
-    """One record per target and dtype: the form of its contract that all its cases keep, or FAIL if each form breaks somewhere."""
+    """One record per target and dtype: the form of its contract that all its cases keep, or FAIL without one."""
     groups: dict[tuple[str, str, str, str, str], list[Record]] = defaultdict(list)
     for r in records:
-        if r.forms and r.basis == "derived" and r.verdict == Verdict.PASS.value:
+        if r.forms and r.basis == Basis.DERIVED.value and r.verdict == Verdict.PASS.value:
             groups[r.target, r.origin, r.op, r.dtype, r.device].append(r)
     result = []
-    for (target, origin, op, dtype, device), rows in sorted(groups.items()):
+    for _, rows in sorted(groups.items()):
         worst: dict[str, float] = {}
         for r in rows:
             for form, ratio in r.forms.items():
@@ -142,23 +119,7 @@ def contract_lines(records: Iterable[Record]) -> list[Record]:
             verdict, detail = Verdict.PASS, f"contract {preset} kept in its {form} form by all {len(rows)} cases"
         else:
             verdict, detail = Verdict.FAIL, f"no single form of contract {preset} is kept by all {len(rows)} cases"
-        result.append(
-            Record(
-                target,
-                origin,
-                op,
-                dtype,
-                device,
-                "contract",
-                "one form of the contract for all cases",
-                "",
-                "",
-                verdict.value,
-                "derived",
-                ratio=ratio,
-                detail=detail,
-                contract=preset,
-                forms=worst,
-            )
-        )
+        more: dict[str, Any] = {"ratio": ratio, "contract": preset, "forms": worst, "basis": Basis.DERIVED.value}
+        title = "one form of the contract for all cases"
+        result.append(_line(rows[0], "contract", verdict, detail, title=title, **more))
     return result

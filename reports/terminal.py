@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from properties.message import failure_message
 from properties.record import Record
 from properties.verdict import BAD, Verdict
 from reports.conclude import Conclusion
+from reports.load import Untested
 
 
 def summary(concluded: Conclusion, pages: Iterable[Path], *, messages: int = 12) -> str:
@@ -18,25 +20,20 @@ def summary(concluded: Conclusion, pages: Iterable[Path], *, messages: int = 12)
     groups = _findings(concluded.records)
     for number, rows in enumerate(groups):
         if number == messages:
-            lines.append(f"... and {len(groups) - messages} more broken properties: see the report")
+            lines.append(f"... and {len(groups) - messages} more findings: see the report")
             break
-        first = min(rows, key=_size)
-        others = sorted({r.dtype for r in rows if r.dtype != first.dtype})
-        lines.append(failure_message(first))
-        more = [f"{len(rows) - 1} more failing cases"] if len(rows) > 1 else []
-        more += [f"also in {', '.join(others)}"] if others else []
-        if more:
-            lines.append(f"  also     {'; '.join(more)}")
-        lines.append("")
+        lines += [*_finding(rows), ""]
     for r in concluded.records:
         if r.property == "contract":
             lines.append(f"{r.verdict:<9} {r.target} {r.dtype}: {r.detail}")
     waived = Counter((r.target, r.waiver) for r in concluded.records if r.waiver is not None)
     lines += [f"WAIVED    {target}: {key} ({count} records)" for (target, key), count in sorted(waived.items())]
-    lines += [f"FAULT     {fault}" for fault in concluded.faults]
+    lines += [f"FAULT     {fault}" for fault in dict.fromkeys(concluded.faults)]
     if concluded.damaged:
         lines.append(f"{concluded.damaged} damaged record lines were left out")
-    lines += _untested(concluded.records)
+    lines += _untested(concluded.untested)
+    if concluded.interrupted:
+        lines.append("interrupted: only a part was examined")
     counts = Counter(r.verdict for r in concluded.records)
     lines.append(", ".join(f"{counts[v.value]} {v.value}" for v in Verdict if counts[v.value]) or "nothing was checked")
     lines += [f"report: {page}" for page in pages]
@@ -44,26 +41,44 @@ def summary(concluded: Conclusion, pages: Iterable[Path], *, messages: int = 12)
 
 
 def _findings(records: Iterable[Record]) -> list[list[Record]]:
-    """Bad records by target and property, the run-level ones last."""
+    """Bad records by target and property; errors by target and what went wrong, which breaks many properties alike."""
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for r in records:
         if Verdict(r.verdict) in BAD and r.property != "contract":
-            groups[r.target, r.property].append(r)
+            groups[r.target, r.detail if r.verdict == Verdict.ERROR.value else r.property].append(r)
     return list(groups.values())
 
 
+def _finding(rows: list[Record]) -> list[str]:
+    """The message of the smallest case, and where else the same was found."""
+    first = min(rows, key=_size)
+    dtypes = sorted({r.dtype for r in rows} - {first.dtype})
+    properties = sorted({r.property for r in rows} - {first.property}, key=property_order)
+    more = [f"{len(rows) - 1} more failing cases"] if len(rows) > 1 else []
+    more += [f"also in {', '.join(dtypes)}"] if dtypes else []
+    more += [f"in {', '.join(properties)} too"] if properties else []
+    return [failure_message(first), *([f"  also     {'; '.join(more)}"] if more else [])]
+
+
 def _size(record: Record) -> tuple[int, str]:
-    return int(record.features.get("sk", record.features.get("n", 0)) or 0) * int(
-        record.features.get("sq", 1) or 1
-    ), record.dtype
+    def length(*names: str) -> int:
+        found = next((record.features[n] for n in names if record.features.get(n)), 1)
+        return int(found) if isinstance(found, int | float) else 1
+
+    return length("sk", "n") * length("sq"), record.dtype
 
 
-def _untested(records: Iterable[Record]) -> list[str]:
+def property_order(property_id: str) -> tuple[str, int]:
+    """Sorts P2 before P10; names without a number come after those of their letter."""
+    found = re.fullmatch(r"([A-Za-z]+)(\d+)", property_id)
+    return (found[1], int(found[2])) if found else (property_id, 0)
+
+
+def _untested(rows: Iterable[Untested]) -> list[str]:
     reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for r in records:
-        if r.verdict == Verdict.UNSUPPORTED.value and not r.case:
-            reasons[r.target, r.detail].add(r.property)
+    for row in rows:
+        reasons[row.target, row.reason].add(row.property)
     return [
-        f"untested  {target}: {', '.join(sorted(ids, key=lambda i: (i[0], int(i[1:]))))}: {reason}"
+        f"untested  {target}: " + (f"{', '.join(sorted(ids, key=property_order))}: " if any(ids) else "") + reason
         for (target, reason), ids in sorted(reasons.items())
     ]

@@ -1,17 +1,14 @@
-"""What a target is, which arguments it takes, and how it is called once.
+"""What a target is, what it may declare, and how it is called once.
 
-A target is at its simplest a plain function whose keyword parameters say what it supports. Metadata, where a function has some,
-is the dict ``fn.__attn_oracle__`` (keys: `METADATA`), so that a plug-in imports nothing of this project.
+A target is at its simplest a plain function whose keyword parameters say what it supports. Metadata, where a function
+has some, is the dict ``fn.__attn_oracle__`` (`targets.metadata`), so that a plug-in imports nothing of this project.
 """
 
 from __future__ import annotations
 
 import inspect
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,73 +17,41 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from targets import frameworks
+from targets.deadline import Overdue, deadline
+from targets.metadata import DEVICES, metadata, problems
+from targets.signature import INPUTS, OPTIONS, OUTPUTS, BadTarget, read
 
-METADATA = (
-    "op",
-    "name",
-    "dtypes",
-    "devices",
-    "contract",
-    "conventions",
-    "framework",
-    "description",
-    "requires",
-    "counterpart",
-    "interpreted",
-)
-ALIASES: dict[str, tuple[str, ...]] = {
-    "q": ("query",),
-    "k": ("key",),
-    "v": ("value",),
-    "is_causal": ("causal",),
-    "scale": ("sm_scale", "softmax_scale"),
-    "attn_mask": ("mask",),
-    "positions": ("position_ids",),
-    "window_size": ("window",),
-    "softcap": ("logits_soft_cap",),
-    "x": ("input", "logits", "scores"),
-}
-# Required parameters that identify each op, most specific first.
-SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
-    ("mla", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"})),
-    ("attention", frozenset({"q", "k", "v"})),
-    ("rope_apply", frozenset({"x", "cos", "sin"})),
-    ("rope", frozenset({"x", "positions"})),
-)
-UNARY = ("softmax", "log_softmax", "logsumexp")
-INPUTS: dict[str, tuple[str, ...]] = {
-    "attention": ("q", "k", "v"),
-    "mla": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"),
-    "rope": ("x", "positions"),
-    "rope_apply": ("x", "cos", "sin"),
-    "softmax": ("x",),
-    "log_softmax": ("x",),
-    "logsumexp": ("x",),
-}
-OUTPUTS: dict[str, tuple[str, ...]] = {"attention": ("out", "lse"), "mla": ("out", "lse")}
-OPTIONS: dict[str, frozenset[str]] = {
-    "attention": frozenset({"scale", "is_causal", "attn_mask", "return_lse"}),
-    "mla": frozenset({"scale", "is_causal", "return_lse"}),
-    "rope": frozenset({"base", "layout", "rotary_dim"}),
-    "rope_apply": frozenset({"layout"}),
-    "softmax": frozenset(),
-    "log_softmax": frozenset(),
-    "logsumexp": frozenset(),
-}
+__all__ = ["INPUTS", "OPTIONS", "OUTPUTS", "BadTarget", "Observed", "Session", "Target", "run", "target_from"]
+
 # Names of options that fix what a case means without being passed to the function.
 CONVENTION_OPTIONS = frozenset({"causal_alignment"})
+# Calls that died or did not end, after which a target is not called again.
+PATIENCE = 3
 
 
-class BadTarget(ValueError):
-    """A function that cannot be a target; one line that names the parameter and the candidates."""
+@dataclass(slots=True)
+class Session:
+    """How one process deals with one target.
+
+    seconds: that a call may take. lost: how calls ended that died or never returned. expendable: the process may be
+    killed to end a call that never returns to Python, because somebody replaces it. words: what a command line needs
+    to call the target the same way.
+    """
+
+    seconds: float = 60.0
+    lost: list[str] = field(default_factory=list)
+    expendable: bool = False
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """One implementation of one op.
 
-    parameters: canonical name -> the function's own keyword (None: positional only). required: canonical names without a
-    default. origin: ``own``, ``third_party`` or ``user``. contract: None (the default preset), a preset name or a dict of fields.
+    parameters: canonical name -> the function's own keyword, in its order (None: an input goes by position, the LSE
+    comes unasked). required: canonical names without a default. origin: ``own``, ``third_party`` or ``user``.
+    contract: None (the default preset), a preset name or a dict of fields. stated: the metadata keys that the
+    function has.
     """
 
     name: str
@@ -96,7 +61,7 @@ class Target:
     parameters: Mapping[str, str | None]
     required: frozenset[str]
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
-    devices: tuple[str, ...] = ("cpu",)
+    devices: tuple[str, ...] = DEVICES
     contract: str | Mapping[str, Any] | None = None
     conventions: Mapping[str, str] = field(default_factory=dict)
     framework: str = "torch"
@@ -104,6 +69,8 @@ class Target:
     origin: str = "user"
     counterpart: str | None = None
     interpreted: bool = False
+    stated: frozenset[str] = frozenset()
+    session: Session = field(default_factory=Session, compare=False)
 
     def lacks(self, case: Case) -> tuple[str, ...]:
         """Options set in the case that this target has no parameter for."""
@@ -131,7 +98,7 @@ def _is_default(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one call returned: arrays by output name, or ``fault`` (kind, message) if it failed. ``seconds`` of wall time."""
+    """What one call returned: arrays by output name, or ``fault`` (kind, message) if it failed; seconds it took."""
 
     outputs: Mapping[str, NDArray[Any]]
     fault: tuple[str, str] | None = None
@@ -141,132 +108,117 @@ class Observed:
 def target_from(
     function: Callable[..., Any], *, spec: str, op: str | None = None, name: str | None = None, origin: str = "user"
 ) -> Target:
-    """A target from a callable, its signature and its metadata. BadTarget, in one line, if it fits no op."""
+    """A target from a callable, its signature and its metadata. BadTarget, in one line, if it fits no op.
+
+    A class is instantiated if that takes no arguments. A partial's metadata is that of the function inside.
+    """
+    if inspect.isclass(function):
+        function = _instance(function, spec)
     if not callable(function):
         raise BadTarget(f"{spec} is {type(function).__name__}, not a function")
-    meta = dict(getattr(function, "__attn_oracle__", {}))
-    unknown = sorted(set(meta) - set(METADATA))
-    if unknown:
-        raise BadTarget(f"{spec}: unknown metadata key {unknown[0]!r}; known: {', '.join(METADATA)}")
-    chosen = op or meta.get("op")
-    if chosen is not None and chosen not in INPUTS:
-        raise BadTarget(f"{spec}: unknown op {chosen!r}; known: {', '.join(INPUTS)}")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        if chosen is None:
-            raise BadTarget(f"{spec} has no readable signature; name its op with --op") from None
-        parameters: dict[str, str | None] = dict.fromkeys(INPUTS[chosen])
-        required = frozenset(INPUTS[chosen])
-    else:
-        chosen, parameters, required = _match(function, signature, chosen, spec)
+    meta = metadata(function)
+    called = name or spec.rpartition(":")[2]
+    asked = op or (meta.get("op") if isinstance(meta, Mapping) else None)
+    if asked is not None and asked not in tuple(INPUTS):
+        raise BadTarget(f"{spec}: unknown op {asked!r}; known: {', '.join(INPUTS)}")
+    reading = read(function, spec, op=asked, name=getattr(function, "__name__", called))
+    for problem in problems(meta, reading.op):
+        raise BadTarget(f"{spec}: {problem}")
+    framework = meta.get("framework", "torch")
     return Target(
-        name=name or meta.get("name") or getattr(function, "__name__", spec),
+        name=name or meta.get("name") or called,
         spec=spec,
-        op=chosen,
+        op=reading.op,
         function=function,
-        parameters=parameters,
-        required=required,
+        parameters=reading.parameters,
+        required=reading.required,
         dtypes=tuple(meta.get("dtypes", ("fp32", "fp16", "bf16"))),
-        devices=tuple(meta.get("devices", ("cpu", "cuda"))),
+        devices=tuple(meta.get("devices", DEVICES if framework == "torch" else ("cpu",))),
         contract=meta.get("contract"),
         conventions=dict(meta.get("conventions", {})),
-        framework=meta.get("framework", "torch"),
+        framework=framework,
         description=meta.get("description", ""),
         origin=origin,
         counterpart=meta.get("counterpart"),
         interpreted=bool(meta.get("interpreted", False)),
+        stated=frozenset(meta),
     )
 
 
-def _match(
-    function: Callable[..., Any], signature: inspect.Signature, op: str | None, spec: str
-) -> tuple[str, dict[str, str | None], frozenset[str]]:
-    canonical = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
-    own: dict[str, inspect.Parameter] = {}
-    for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        own[canonical.get(parameter.name, parameter.name)] = parameter
-    required = {n for n, p in own.items() if p.default is inspect.Parameter.empty}
-    if op is None:
-        op = next((name for name, needed in SIGNATURES if needed <= set(own)), None)
-    if op is None and len(required) <= 1 and len(own) >= 1:
-        plain = getattr(function, "__name__", "")
-        op = next((name for name in sorted(UNARY, key=len, reverse=True) if name in plain), None)
-    if op is None:
-        names = ", ".join(p.name for p in own.values()) or "no parameters"
-        raise BadTarget(f"{spec}({names}) fits no op; candidates: {', '.join(INPUTS)}; name one with --op")
-    inputs = INPUTS[op]
-    if not set(inputs) <= set(own):
-        # A function whose parameters have other names takes the inputs by position.
-        positional = [n for n, p in own.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-        if len(positional) < len(inputs):
-            missing = next(n for n in inputs if n not in own)
-            raise BadTarget(f"{spec}: op {op} needs a parameter {missing!r}; it has {', '.join(own) or 'none'}")
-        renamed = dict(zip(positional, inputs, strict=False))
-        own = {renamed.get(n, n): p for n, p in own.items()}
-        required = {renamed.get(n, n) for n in required}
-    known = set(inputs) | OPTIONS[op]
-    strange = sorted(n for n in required if n not in known)
-    if strange:
-        raise BadTarget(
-            f"{spec}: unknown required parameter {strange[0]!r} for op {op}; known: {', '.join(sorted(known))}"
-        )
-    parameters: dict[str, str | None] = {
-        n: (None if p.kind is inspect.Parameter.POSITIONAL_ONLY else p.name) for n, p in own.items() if n in known
-    }
-    return op, parameters, frozenset(required & known)
+def _instance(kind: Any, spec: str) -> Any:
+    try:
+        needed = [
+            p.name
+            for p in inspect.signature(kind).parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        needed = []
+    if needed:
+        raise BadTarget(f"{spec} is a class whose instances need {', '.join(needed)}: name an instance or a function")
+    try:
+        return kind()
+    except Exception as error:
+        raise BadTarget(f"{spec} is a class, and {one_line(error)} on making an instance") from error
 
 
-def run(target: Target, case: Case, *, device: str = "cpu", seconds: float = 60.0, guarded: bool = False) -> Observed:
+def run(
+    target: Target, case: Case, *, device: str = "cpu", seconds: float | None = None, guarded: bool = False
+) -> Observed:
     """Call the target once on fresh copies of the case's arrays; every failure of the target becomes a `fault`.
 
-    Kinds of fault: raised, timeout, output (wrong count, shape, type), mutated (an input changed), aliased (an output shares
-    memory with an input), overrun (memory next to an input changed; asked only if ``guarded``, which places each input inside a
-    larger buffer). The caller decides what each means.
+    Kinds of fault: raised, timeout, output (wrong count or type, or unreadable), mutated (an input changed), aliased
+    (an output shares memory with an input), overrun (memory next to an input changed; asked only if ``guarded``,
+    which places each input inside a larger buffer), given up (not called, after `PATIENCE` lost calls). The caller
+    decides what each means.
     """
+    session = target.session
+    if len(session.lost) >= PATIENCE:
+        count, last = len(session.lost), session.lost[-1]
+        text = f"not called, because {count} calls of this target died or did not end (last: {last})"
+        return Observed({}, ("given up", text))
     bridge = frameworks.bridge(target.framework)
-    fences = {n: frameworks.Fence(case.arrays[n]) for n in INPUTS[target.op]} if guarded and device == "cpu" else {}
+    names = INPUTS[target.op]
+    fences = {n: frameworks.Fence(case.arrays[n]) for n in names} if guarded and device == "cpu" else {}
     inputs = {
-        n: bridge.adopt(fences[n].inside) if n in fences else bridge.to_native(case.arrays[n], device)
-        for n in INPUTS[target.op]
+        n: bridge.adopt(fences[n].inside) if n in fences else bridge.to_native(case.arrays[n], device) for n in names
     }
-    options = {
-        n: bridge.to_native(v, device) if isinstance(v, np.ndarray) else v for n, v in _arguments(target, case).items()
-    }
-    positional, keyword = [], {}
-    for n, tensor in inputs.items():
-        name = target.parameters.get(n)
-        if name is None:
-            positional.append(tensor)
-        else:
-            keyword[name] = tensor
+    given = _arguments(target, case)
+    options = {n: bridge.to_native(v, device) if isinstance(v, np.ndarray) else v for n, v in given.items()}
+    positional = [inputs[n] for n, own in target.parameters.items() if n in inputs and own is None]
+    keyword = {own: inputs[n] for n, own in target.parameters.items() if n in inputs and own is not None}
     keyword |= {str(target.parameters[n]): v for n, v in options.items()}
+    limit = session.seconds if seconds is None else seconds
     start = time.perf_counter()
     try:
-        with deadline(seconds):
+        # What the target does to numpy's error handling is undone.
+        with deadline(limit, expendable=session.expendable), np.errstate():
             result = target.function(*positional, **keyword)
             bridge.synchronise(device)
-        outputs = _outputs(target, result, bridge)
-    except Exception as error:  # the one place where a target's failure is expected
-        kind = "timeout" if isinstance(error, TimeoutError) else "output" if isinstance(error, BadOutput) else "raised"
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        return Observed({}, (kind, text), time.perf_counter() - start)
+    except Overdue as late:
+        session.lost.append(str(late))
+        return Observed({}, ("timeout", str(late)), time.perf_counter() - start)
+    except KeyboardInterrupt:
+        raise
+    # The one place where a target's failure is expected; it may also call sys.exit, or skip a test.
+    except BaseException as error:
+        return Observed({}, ("raised", one_line(error)), time.perf_counter() - start)
     elapsed = time.perf_counter() - start
-    for n, tensor in inputs.items():
-        if not _same_bits(bridge.to_numpy(tensor), case.arrays[n]):
+    try:
+        outputs = _outputs(target, result, bridge)
+    except BadOutput as error:
+        return Observed({}, ("output", str(error)), elapsed)
+    originals = {**given, **case.arrays}
+    for n, tensor in {**inputs, **options}.items():
+        if isinstance(originals[n], np.ndarray) and not _unchanged(bridge, tensor, originals[n]):
             return Observed(outputs, ("mutated", f"input {n} was changed by the call"), elapsed)
     broken = next((n for n, fence in fences.items() if not fence.intact()), None)
     if broken is not None:
         return Observed(outputs, ("overrun", f"memory next to input {broken} was written"), elapsed)
-    if (shared := bridge.shares_memory(result, list(inputs.values()))) is not None and target.op not in (
-        "rope",
-        "rope_apply",
-    ):
-        return Observed(
-            outputs, ("aliased", f"an output shares memory with input {INPUTS[target.op][shared]}"), elapsed
-        )
+    # A rotation by angle zero may hand its input back.
+    shared = None if target.op in ("rope", "rope_apply") else bridge.shares_memory(result, list(inputs.values()))
+    if shared is not None:
+        return Observed(outputs, ("aliased", f"an output shares memory with input {names[shared]}"), elapsed)
     return Observed(outputs, None, elapsed)
 
 
@@ -274,10 +226,15 @@ class BadOutput(ValueError):
     """The target returned something that is no array of its op."""
 
 
+def one_line(error: BaseException) -> str:
+    """Type and message of an exception, in one line of bounded length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
 def _arguments(target: Target, case: Case) -> dict[str, Any]:
     given: dict[str, Any] = {}
-    for name in OPTIONS[target.op]:
-        if name not in target.parameters:
+    for name in sorted(OPTIONS[target.op]):
+        if target.parameters.get(name) is None:
             continue
         value = case.options.get(name)
         if name == "return_lse":
@@ -286,7 +243,7 @@ def _arguments(target: Target, case: Case) -> dict[str, Any]:
             value = bool(value)
         elif value is None and name in target.required:
             value = _required_default(target.op, name, case)
-        if value is not None:
+        if value is not None or name in target.required:
             given[name] = value
     return given
 
@@ -295,54 +252,54 @@ def _required_default(op: str, name: str, case: Case) -> Any:
     if name == "scale":
         width = sum(case.arrays[n].shape[-1] for n in (("q",) if op == "attention" else ("q_nope", "q_pe")))
         return 1.0 / float(np.sqrt(width))
-    return (
-        {"base": 10000.0, "layout": "half", "rotary_dim": case.arrays["x"].shape[-1]}.get(name)
-        if op == "rope"
-        else None
-    )
+    if name == "rotary_dim":
+        return case.arrays["x"].shape[-1]
+    return {"base": 10000.0, "layout": "half"}.get(name)
 
 
-def _outputs(target: Target, result: Any, bridge: Any) -> dict[str, NDArray[Any]]:
+def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str, NDArray[Any]]:
     names = OUTPUTS.get(target.op, ("out",))
     if isinstance(result, Mapping):
         items = [(n, result[n]) for n in names if n in result]
     else:
         values = list(result) if isinstance(result, tuple | list) else [result]
         items = list(zip(names, values, strict=False))
-    if not items:
-        raise BadOutput(f"returned {type(result).__name__}, expected {' and '.join(names)}")
-    outputs = {}
+    if not items or items[0][1] is None:
+        raise BadOutput(f"returned {_shown(result)}, expected {' and '.join(names)}")
+    outputs: dict[str, NDArray[Any]] = {}
     for n, value in items:
         if value is None:
             continue
+        if n == "lse" and "return_lse" not in target.parameters and not _is_unasked_lse(target, value, items[0][1]):
+            continue
         if not bridge.is_native(value):
-            raise BadOutput(f"output {n} is {type(value).__name__}, not a {target.framework} array")
-        outputs[n] = bridge.to_numpy(value)
+            hint = "; a numpy function declares framework 'numpy'" if isinstance(value, np.ndarray) else ""
+            raise BadOutput(f"output {n} is {type(value).__name__}, not a {target.framework} array{hint}")
+        try:
+            outputs[n] = bridge.to_numpy(value)
+        except Exception as error:
+            raise BadOutput(f"output {n} cannot be read: {one_line(error)}") from error
     if "out" not in outputs:
         raise BadOutput(f"returned no {names[0]}")
     return outputs
 
 
-def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a.shape == b.shape and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+def _shown(result: Any) -> str:
+    return f"an empty {type(result).__name__}" if isinstance(result, tuple | list | Mapping) else type(result).__name__
 
 
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """TimeoutError in the main thread after ``seconds``; elsewhere, and inside code that never returns to Python, no effect."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _is_unasked_lse(target: Target, value: Any, out: Any) -> bool:
+    """Whether a second output that nobody asked for has the LSE's shape; attention weights have not."""
+    if isinstance(target.contract, Mapping) and target.contract.get("lse") == "absent":
+        return False
+    shapes = [tuple(getattr(x, "shape", ())) for x in (value, out)]
+    return len(shapes[1]) > 0 and shapes[0] == shapes[1][:-1]
 
-    def ring(*_: Any) -> None:
-        raise TimeoutError(f"no result after {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+def _unchanged(bridge: frameworks.Bridge, tensor: Any, before: NDArray[Any]) -> bool:
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, left)
+        after = bridge.to_numpy(tensor)
+    except Exception:
+        # The target took the input's storage away.
+        return False
+    return after.shape == before.shape and after.tobytes() == np.ascontiguousarray(before).tobytes()

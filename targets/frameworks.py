@@ -5,12 +5,15 @@ Each framework is imported when its bridge is first asked for. A new framework i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+FRAMEWORKS = ("torch", "numpy")
 
 
 class Fence:
@@ -37,14 +40,23 @@ class Bridge(Protocol):
     def to_native(self, array: NDArray[Any], device: str) -> Any:
         """A fresh contiguous array of the framework with the same bits."""
 
-    def to_numpy(self, value: Any) -> NDArray[Any]: ...
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        """The value's bits in numpy storage. TypeError for a dtype that has none."""
 
-    def is_native(self, value: Any) -> bool: ...
+    def is_native(self, value: Any) -> bool:
+        """Whether the value is an array of the framework."""
 
-    def synchronise(self, device: str) -> None: ...
+    def synchronise(self, device: str) -> None:
+        """Wait until the device has done what it was asked to do."""
 
     def shares_memory(self, result: Any, inputs: list[Any]) -> int | None:
         """Index of the first input whose memory a result shares, else None."""
+
+
+def _results(result: Any) -> list[Any]:
+    if isinstance(result, Mapping):
+        return list(result.values())
+    return list(result) if isinstance(result, tuple | list) else [result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +77,8 @@ class NumpyBridge:
         return None
 
     def shares_memory(self, result: Any, inputs: list[Any]) -> int | None:
-        results = result if isinstance(result, tuple | list) else [result]
         for index, given in enumerate(inputs):
-            if any(isinstance(r, np.ndarray) and np.shares_memory(r, given) for r in results):
+            if any(isinstance(r, np.ndarray) and np.may_share_memory(r, given) for r in _results(result)):
                 return index
         return None
 
@@ -99,8 +110,7 @@ class TorchBridge:
             self.torch.cuda.synchronize()
 
     def shares_memory(self, result: Any, inputs: list[Any]) -> int | None:
-        results = result if isinstance(result, tuple | list) else [result]
-        owned = [r.untyped_storage().data_ptr() for r in results if self.is_native(r) and r.numel()]
+        owned = [r.untyped_storage().data_ptr() for r in _results(result) if self.is_native(r) and r.numel()]
         for index, given in enumerate(inputs):
             if given.numel() and given.untyped_storage().data_ptr() in owned:
                 return index
@@ -115,4 +125,4 @@ def bridge(framework: str) -> Bridge:
         import torch
 
         return TorchBridge(torch)
-    raise ValueError(f"unknown framework {framework!r}; known: numpy, torch")
+    raise ValueError(f"unknown framework {framework!r}; known: {', '.join(FRAMEWORKS)}")

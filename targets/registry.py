@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from targets.base import BadTarget, Target, target_from
+from targets.base import BadTarget, Target, one_line, target_from
 
 ENTRY_POINTS = "attn_oracle.targets"
 
@@ -62,25 +64,58 @@ def resolve(spec: str, *, op: str | None = None) -> Target:
     """The target named by ``spec``. UnknownTarget, BadTarget or Unavailable, each in one line."""
     builtin = next((b for b in BUILTINS if b.name == spec), None)
     if builtin is not None:
-        return load_builtin(builtin)
+        target = load_builtin(builtin)
+        if op not in (None, target.op):
+            raise BadTarget(f"{spec} is of op {target.op}, not {op}")
+        return target
     if ":" in spec:
         place, _, attribute = spec.rpartition(":")
         function = _from_file(place, attribute) if place.endswith(".py") else _from_module(place, attribute)
         return target_from(function, spec=spec, op=op)
+    if spec.endswith(".py"):
+        raise UnknownTarget(f"{spec!r} names no function; write {spec}:FUNCTION")
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == spec:
             return target_from(_loaded(point.load, spec), spec=spec, op=op, name=spec)
-    names = [b.name for b in BUILTINS] + [p.name for p in entry_points(group=ENTRY_POINTS)]
-    raise UnknownTarget(f"unknown target {spec!r}; known: {', '.join(names)}; or file.py:function, package.module:attr")
+    raise UnknownTarget(
+        f"unknown target {spec!r}; known: {', '.join(known_names())}; or file.py:function, package.module:attr"
+    )
+
+
+def resolve_all(specs: Sequence[str], *, op: str | None = None) -> list[Target]:
+    """The targets named by ``specs``, each once; those that bear the same name are called by module and name."""
+    found = [resolve(spec, op=op) for spec in dict.fromkeys(specs)]
+    for rename in (_by_module, lambda target: target.spec):
+        shared = Counter(t.name for t in found)
+        found = [replace(t, name=rename(t)) if shared[t.name] > 1 else t for t in found]
+    return found
+
+
+def _by_module(target: Target) -> str:
+    place, _, attribute = target.spec.rpartition(":")
+    return f"{Path(place).stem if place.endswith('.py') else place}.{attribute}" if place else target.name
+
+
+def known_names() -> tuple[str, ...]:
+    """Built-in names, then those of installed plug-ins (which are not loaded)."""
+    return tuple(dict.fromkeys([*(b.name for b in BUILTINS), *plugins()]))
+
+
+def plugins() -> tuple[str, ...]:
+    """Names under which installed packages offer targets."""
+    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
 
 
 def load_builtin(builtin: Builtin) -> Target:
-    """Import one row. Unavailable, with the reason, where a required module is missing."""
+    """Import one row. Unavailable, with the reason, where a required module is missing or does not load."""
     for module in builtin.requires:
         if importlib.util.find_spec(module) is None:
             raise Unavailable(f"{builtin.name} needs the module {module}, which is not installed")
     module, _, attribute = builtin.where.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, OSError) as error:
+        raise Unavailable(f"{builtin.name} does not load: {one_line(error)}") from error
     return target_from(function, spec=builtin.name, name=builtin.name, origin=builtin.origin)
 
 
@@ -88,32 +123,51 @@ def _from_file(place: str, attribute: str) -> Callable[..., Any]:
     path = Path(place)
     if not path.is_file():
         raise UnknownTarget(f"no file {place!r}")
-    name = f"attn_oracle_target_{abs(hash(path.resolve()))}"
+    path = path.resolve()
+    name = f"attn_oracle_target_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name not in sys.modules:
         description = importlib.util.spec_from_file_location(name, path)
         if description is None or description.loader is None:
             raise UnknownTarget(f"{place!r} is no Python file")
         module = importlib.util.module_from_spec(description)
         sys.modules[name] = module
-        # A kernel file may import its neighbours.
-        sys.path.insert(0, str(path.resolve().parent))
         try:
-            _loaded(lambda: description.loader.exec_module(module), place)  # type: ignore[union-attr]
-        except BadTarget:
+            with _Beside(path.parent):
+                _loaded(lambda: description.loader.exec_module(module), place)  # type: ignore[union-attr]
+        except BaseException:
             del sys.modules[name]
             raise
-        finally:
-            sys.path.remove(str(path.resolve().parent))
     return _attribute(sys.modules[name], attribute, place)
 
 
+class _Beside:
+    """While a file is imported its neighbours come first; afterwards last, for what it imports when it is called."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+
+    def __enter__(self) -> None:
+        sys.path.insert(0, self._folder)
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder in sys.path:
+            sys.path.remove(self._folder)
+        if self._folder not in sys.path:
+            sys.path.append(self._folder)
+
+
 def _from_module(place: str, attribute: str) -> Callable[..., Any]:
-    try:
-        module = importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
-            raise UnknownTarget(f"no module {place!r}") from None
-        raise Unavailable(f"{place} needs the module {error.name}, which is not installed") from None
+    with _Beside(Path.cwd()):
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+                raise UnknownTarget(f"no module {place!r}") from None
+            raise Unavailable(f"{place} needs the module {error.name}, which is not installed") from None
+        except (ValueError, TypeError) as error:
+            raise UnknownTarget(f"no module {place!r}: {one_line(error)}") from error
+        except (Exception, SystemExit) as error:
+            raise BadTarget(f"importing {place} failed: {one_line(error)}") from error
     return _attribute(module, attribute, place)
 
 
@@ -121,8 +175,12 @@ def _attribute(module: Any, attribute: str, place: str) -> Callable[..., Any]:
     value = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            public = ", ".join(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
-            raise UnknownTarget(f"{place} has no {attribute!r}; it has: {public or 'no function'}")
+            own = [
+                n
+                for n, v in vars(module).items()
+                if callable(v) and not n.startswith("_") and getattr(v, "__module__", None) == module.__name__
+            ]
+            raise UnknownTarget(f"{place} has no {attribute!r}; it has: {', '.join(own[:20]) or 'no function'}")
         value = getattr(value, part)
     return value  # type: ignore[no-any-return]
 
@@ -130,6 +188,5 @@ def _attribute(module: Any, attribute: str, place: str) -> Callable[..., Any]:
 def _loaded(load: Callable[[], Any], spec: str) -> Any:
     try:
         return load()
-    except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise BadTarget(f"importing {spec} failed: {text}") from error
+    except (Exception, SystemExit) as error:
+        raise BadTarget(f"importing {spec} failed: {one_line(error)}") from error

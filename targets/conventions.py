@@ -1,0 +1,40 @@
+"""Names and values of the conventions, per op: the one table that statements are checked against.
+
+A convention is a published choice, never a failure; contradicting the stated one is. `grouped_heads` and
+`unequal_value_dim` are limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_SCORES = {
+    "causal_alignment": ("top_left", "bottom_right"),
+    "lse_base": ("e", "2"),
+    "empty_row": ("zero", "nan", "mean"),
+    "empty_row_lse": ("-inf", "+inf", "finite"),
+    "masked_nan": ("blocked", "leaks"),
+}
+CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "attention": {
+        **_SCORES,
+        "grouped_heads": ("accepted", "refused"),
+        "unequal_value_dim": ("accepted", "refused"),
+    },
+    "mla": _SCORES,
+    "rope": {"layout": ("half", "interleaved")},
+    "rope_apply": {"layout": ("half", "interleaved")},
+    "softmax": {"empty_row": ("zero", "nan", "mean")},
+    "log_softmax": {"empty_row": ("zero", "nan", "mean")},
+    "logsumexp": {"lse_base": ("e", "2"), "empty_row_lse": ("-inf", "+inf", "finite")},
+}
+
+
+def wrong_convention(op: str, name: str, value: object) -> str:
+    """What is wrong with stating ``name`` = ``value``, in one line that lists the valid ones; empty if nothing is."""
+    known = CONVENTIONS.get(op, {})
+    if name not in known:
+        return f"unknown convention {name!r} for {op}; known: {', '.join(known) or 'none'}"
+    if value not in known[name]:
+        return f"unknown value {value!r} of convention {name}; known: {', '.join(known[name])}"
+    return ""

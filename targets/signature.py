@@ -1,0 +1,160 @@
+"""Which op a function is and how it takes the op's arguments: read from its parameters, never guessed past them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "q": ("query",),
+    "k": ("key",),
+    "v": ("value",),
+    "is_causal": ("causal",),
+    "scale": ("sm_scale", "softmax_scale"),
+    "attn_mask": ("mask",),
+    "positions": ("position_ids",),
+    "window_size": ("window",),
+    "softcap": ("logits_soft_cap",),
+    "x": ("input", "logits", "scores"),
+}
+# Parameters that identify each op, most specific first.
+SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
+    ("mla", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"})),
+    ("attention", frozenset({"q", "k", "v"})),
+    ("rope_apply", frozenset({"x", "cos", "sin"})),
+    ("rope", frozenset({"x", "positions"})),
+)
+UNARY = ("softmax", "log_softmax", "logsumexp")
+INPUTS: dict[str, tuple[str, ...]] = {
+    "attention": ("q", "k", "v"),
+    "mla": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"),
+    "rope": ("x", "positions"),
+    "rope_apply": ("x", "cos", "sin"),
+    "softmax": ("x",),
+    "log_softmax": ("x",),
+    "logsumexp": ("x",),
+}
+OUTPUTS: dict[str, tuple[str, ...]] = {"attention": ("out", "lse"), "mla": ("out", "lse")}
+OPTIONS: dict[str, frozenset[str]] = {
+    "attention": frozenset({"scale", "is_causal", "attn_mask", "return_lse"}),
+    "mla": frozenset({"scale", "is_causal", "return_lse"}),
+    "rope": frozenset({"base", "layout", "rotary_dim"}),
+    "rope_apply": frozenset({"layout"}),
+    "softmax": frozenset(),
+    "log_softmax": frozenset(),
+    "logsumexp": frozenset(),
+}
+_CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
+
+
+class BadTarget(ValueError):
+    """A function that cannot be a target; one line that names the parameter and the candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An op and how a function takes it: canonical name -> own keyword (None: by position), in its own order."""
+
+    op: str
+    parameters: dict[str, str | None]
+    required: frozenset[str]
+
+
+def read(function: Callable[..., Any], spec: str, *, op: str | None = None, name: str = "") -> Reading:
+    """The reading of ``function`` as ``op``, or as what its parameters (and ``name``, if unary) say; else BadTarget."""
+    signature = _signature(function)
+    if signature is None or _is_opaque(signature):
+        if op is None:
+            raise BadTarget(f"{spec} has no parameters that say its op; name it with --op: {', '.join(INPUTS)}")
+        by_name = signature is not None and not _has(signature, inspect.Parameter.VAR_POSITIONAL)
+        return Reading(op, {n: n if by_name else None for n in INPUTS[op]}, frozenset(INPUTS[op]))
+    own = _own_parameters(signature, spec)
+    guessed = op is None
+    op = op or _guess(own, name, spec)
+    own = _by_position(own, op, signature, spec)
+    known = {*INPUTS[op], *OPTIONS[op]}
+    required = frozenset(n for n, p in own.items() if p.default is inspect.Parameter.empty)
+    strange = sorted(n for n in required if n not in known)
+    if strange:
+        because = f"{spec} looks like {op}, but" if guessed else f"{spec}:"
+        others = ", ".join(o for o in INPUTS if o != op)
+        raise BadTarget(
+            f"{because} its required parameter {strange[0]!r} is unknown; {op} knows {', '.join(sorted(known))}; "
+            f"other ops for --op: {others}"
+        )
+    taken = {n: None if p.kind is p.POSITIONAL_ONLY else p.name for n, p in own.items() if n in known}
+    return Reading(op, taken, required)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        signature = inspect.signature(function)
+        # A torch module, compiled or not, is called through a wrapper of any arguments; what it takes stands in
+        # `forward`.
+        inside = getattr(function, "_orig_mod", function)
+        forward = getattr(inside, "forward", None)
+        return inspect.signature(forward) if forward is not None and _is_opaque(signature) else signature
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_opaque(signature: inspect.Signature) -> bool:
+    kinds = {p.kind for p in signature.parameters.values()}
+    return bool(kinds) and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+def _has(signature: inspect.Signature, kind: Any) -> bool:
+    return any(p.kind == kind for p in signature.parameters.values())
+
+
+def _own_parameters(signature: inspect.Signature, spec: str) -> dict[str, inspect.Parameter]:
+    own: dict[str, inspect.Parameter] = {}
+    for parameter in signature.parameters.values():
+        # **kwargs declares nothing: an option that a target takes has a name.
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        name = _CANONICAL.get(parameter.name, parameter.name)
+        if name in own:
+            raise BadTarget(f"{spec}: parameters {own[name].name!r} and {parameter.name!r} both mean {name}")
+        own[name] = parameter
+    return own
+
+
+def _guess(own: dict[str, inspect.Parameter], name: str, spec: str) -> str:
+    op = next((candidate for candidate, needed in SIGNATURES if needed <= set(own)), None)
+    required = [n for n, p in own.items() if p.default is inspect.Parameter.empty]
+    if op is None and own and (len(required) <= 1 or required[0] == "x"):
+        op = next((unary for unary in sorted(UNARY, key=len, reverse=True) if unary in name), None)
+    if op is None:
+        names = ", ".join(p.name for p in own.values())
+        raise BadTarget(f"{spec}({names}) fits no op; name one with --op: {', '.join(INPUTS)}")
+    return op
+
+
+def _by_position(
+    own: dict[str, inspect.Parameter], op: str, signature: inspect.Signature, spec: str
+) -> dict[str, inspect.Parameter]:
+    """``own`` with parameters of other names standing for the op's inputs, in the op's order."""
+    inputs = INPUTS[op]
+    missing = [n for n in inputs if n not in own]
+    if not missing:
+        return own
+    rest = next((p for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    if rest is None and _has(signature, inspect.Parameter.VAR_KEYWORD):
+        return own | {n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in missing}
+    positional = [n for n, p in own.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    lacking = rest is None and len(positional) < len(inputs)
+    # A name of the op at another place would be given another input's array.
+    misplaced = [n for n, place in zip(positional, inputs, strict=False) if n in inputs and n != place]
+    if lacking or misplaced:
+        held = ", ".join(p.name for p in own.values()) or "none"
+        raise BadTarget(f"{spec}: op {op} needs a parameter {missing[0]!r}; it has {held}")
+    renamed = dict(zip(positional, inputs, strict=False))
+    by_position = {renamed.get(n, n): p for n, p in own.items()}
+    if rest is None:
+        return by_position
+    # With *args all inputs go by position.
+    kinds = {n: inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in inputs}
+    return kinds | {n: p for n, p in by_position.items() if n not in kinds}
