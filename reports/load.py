@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from properties.record import SCHEMA, Record, lines
+from properties.record import SCHEMA, Record, lines, lost
 from properties.verdict import Verdict
 
 # What two record files must agree on to be one run: the code under test and all that computes with it.
 _ALIKE = ("commit", "dirty", "versions")
+_NOTES = ("environment", "untested", "waiver", "fault", "interrupted")
 _FIELDS = {f.name: f for f in fields(Record)}
 _REQUIRED = tuple(n for n, f in _FIELDS.items() if f.default is MISSING and f.default_factory is MISSING)
 _MAPPINGS = ("forms", "metrics", "worst", "features", "datasheet")
-_DIED = "the process died or hung during this call"
 
 
 class UnlikeRuns(ValueError):
@@ -52,6 +52,7 @@ class Run:
 
     records: waived ones marked, crashed calls added. environments: one a start of the suite. waivers: those applied.
     faults: what broke in the suite itself. damaged: unreadable lines by file. unknown: lines of unknown kinds.
+    interrupted: somebody stopped the run.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Run:
     faults: tuple[str, ...] = ()
     damaged: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, int] = field(default_factory=dict)
+    interrupted: bool = False
 
 
 def load(folder: Path) -> Run:
@@ -69,7 +71,7 @@ def load(folder: Path) -> Run:
     records: list[Record] = []
     begun: dict[tuple[str, Any, Any], dict[str, Any]] = {}
     crashed: list[dict[str, Any]] = []
-    notes: dict[str, list[dict[str, Any]]] = {"untested": [], "environment": [], "waiver": [], "fault": []}
+    notes: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _NOTES}
     places: list[tuple[str, Mapping[str, Any]]] = []
     damaged: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
@@ -94,14 +96,14 @@ def load(folder: Path) -> Run:
                     damaged[path.name] += 1
                 else:
                     records.append(record)
-            case "untested" | "environment" | "waiver" | "fault":
+            case _ if kind in notes:
                 notes[kind].append(row)
                 if kind == "environment":
                     places.append((path.name, row))
             case _:
                 unknown[kind] += 1
     _refuse_unlike(places)
-    records += _unrecorded([*crashed, *begun.values()], records)
+    records += [lost(row) for row in (*crashed, *begun.values())]
     waivers = [_waiver(row) for row in notes["waiver"]]
     return Run(
         folder,
@@ -112,6 +114,7 @@ def load(folder: Path) -> Run:
         tuple(f"{_text(row, 'test')}: {_text(row, 'detail')}" for row in notes["fault"]),
         dict(damaged),
         dict(unknown),
+        bool(notes["interrupted"]),
     )
 
 
@@ -173,26 +176,6 @@ def _difference(one: Any, other: Any) -> str:
         differing = sorted(k for k in {*one, *other} if one.get(k) != other.get(k))
         return f"of {differing[0]} is {one.get(differing[0])} and {other.get(differing[0])}"
     return f"is {one!r} and {other!r}"
-
-
-def _unrecorded(begun: Iterable[dict[str, Any]], records: Iterable[Record]) -> list[Record]:
-    """ERROR records of calls that never ended, less those for which the end of the run already wrote one."""
-    known = Counter(_call(r.target, r.dtype, r.property, r.description) for r in records if not r.case)
-    added = []
-    for row in begun:
-        call = _call(*(_text(row, n) for n in ("target", "dtype", "property", "description")))
-        if known[call]:
-            known[call] -= 1
-            continue
-        held: dict[str, Any] = {n: _text(row, n) for n in _REQUIRED} | {"origin": _text(row, "origin") or "user"}
-        held |= {"verdict": Verdict.ERROR.value, "basis": "exact", "detail": _DIED, "rerun": _text(row, "rerun")}
-        features = row.get("features")
-        added.append(Record(**held, features=features if isinstance(features, Mapping) else {}))
-    return added
-
-
-def _call(target: str, dtype: str, property_id: str, description: str) -> tuple[str, str, str, str]:
-    return target, dtype, property_id, description
 
 
 def _waiver(row: Mapping[str, Any]) -> Waiver:

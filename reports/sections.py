@@ -104,6 +104,8 @@ def _headline(run: Run) -> Notice:
 
 
 def _troubles(run: Run) -> Iterable[Line]:
+    if run.interrupted:
+        yield "This run was interrupted: what is missing here was not examined."
     if run.damaged:
         where = ", ".join(f"{n} in {name}" for name, n in sorted(run.damaged.items()))
         lost = plural(sum(run.damaged.values()), "damaged record line")

@@ -358,6 +358,14 @@ def test_damaged_lines_and_crashes_are_shown(tmp_path: Path) -> None:
         assert "died or hung" in text
 
 
+def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
+    whole = pages(write(tmp_path / "whole", [PASSED]))
+    part = pages(write(tmp_path / "part", [PASSED], notes=[("interrupted", {})]))
+    for text, other in zip(part, whole, strict=True):
+        assert "was interrupted" in text
+        assert "was interrupted" not in other
+
+
 def test_unlike_runs_give_no_page(tmp_path: Path) -> None:
     write(tmp_path, [PASSED], worker="a")
     write(tmp_path, [PASSED], worker="b", environment={**ENVIRONMENT, "commit": "0" * 40})
