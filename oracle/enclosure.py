@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.arb import arb_arithmetic
-from oracle.arithmetic.ball import BallArithmetic
+from oracle.arithmetic.ball import Ball, BallArithmetic
 from oracle.arithmetic.base import Arithmetic, Value
 from oracle.case import Case
 from oracle.formats import Float64Array
@@ -81,6 +81,23 @@ class Block:
             hi, lo, rad = self.ar.to_enclosure(self.values[name])
         return Enclosure(hi, lo, rad)
 
+    def between(self, start: int, stop: int) -> Block:
+        """The block of rows start..stop alone; of parts that have no row for each of the block's, all is kept."""
+        count = len(self.rows)
+        with self.ar.working():
+            values = {
+                name: self.ar.rows(value, start, stop) if _height(value) == count else value
+                for name, value in self.values.items()
+            }
+        patches = {name: part.rows(slice(start, stop)) for name, part in self.patches.items()}
+        visible = None if self.visible is None else self.visible[start:stop]
+        rows, empty, undefined = self.rows[start:stop], self.empty[start:stop], self.undefined[start:stop]
+        return Block(self.key, rows, self.ar, values, empty, undefined, visible, patches)
+
+
+def _height(value: Value) -> int:
+    return int((value.mid if isinstance(value, Ball) else value).shape[0])
+
 
 def enclose(
     case: Case,
@@ -119,6 +136,4 @@ def refine(case: Case, block: Block, which: NDArray[np.bool_], precision: int) -
         hi, lo, rad = coarse.hi.copy(), coarse.lo.copy(), coarse.rad.copy()
         hi[which], lo[which], rad[which] = exact.hi, exact.lo, exact.rad
         patches[name] = Enclosure(hi, lo, rad)
-    return Block(
-        block.key, block.rows, block.ar, block.values, block.empty, block.undefined, block.visible, patches
-    )
+    return Block(block.key, block.rows, block.ar, block.values, block.empty, block.undefined, block.visible, patches)

@@ -163,7 +163,10 @@ def tilt(rho: Float64Array, land: Landscape) -> Tilted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """Sums over visible keys per output: sum w |v - O| for each given w, sum |v - O|, max |v - O|, sum |v|, max |v|."""
+    """Sums over visible keys per output: sum w |v - O| for each given w, sum |v - O|, max |v - O|, sum |v|, max |v|.
+
+    All are upper bounds; `distance` is one from max |v - O| or from sum |v| and O, whichever is less.
+    """
 
     weighted: list[Float64Array]
     distance: Float64Array
@@ -175,33 +178,32 @@ class Spread:
 def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible: NDArray[np.bool_]) -> Spread:
     """v [n, Dv], out [r, Dv], each weight [r, n] (zero where not visible) -> all [r, Dv]."""
     rows, width = out.hi.shape
-    weighted = [np.zeros((rows, width)) for _ in weights]
-    distance, farthest = np.zeros((rows, width)), np.zeros((rows, width))
-    size, largest = np.zeros((rows, width)), np.zeros((rows, width))
-    reach = out.rad + np.abs(out.lo)
-    if rows * v.size <= 2**17:
-        gap = np.where(visible[:, :, None], np.abs(v[None] - out.hi[:, None, :]) + reach[:, None, :], 0.0)
-        held = np.where(visible[:, :, None], np.abs(v)[None], 0.0)
-        weighted = [np.matmul(w[:, None, :], gap)[:, 0] for w in weights]
-        return Spread(
-            weighted, gap.sum(axis=1), gap.max(axis=1, initial=0.0), held.sum(axis=1), held.max(axis=1, initial=0.0)
-        )
-    stacked = np.stack(weights, axis=1) if weights else np.zeros((rows, 0, v.shape[0]))
-    magnitude = np.abs(v)
-    whole = magnitude.sum(axis=0), magnitude.max(axis=0, initial=0.0)
+    across = np.ascontiguousarray(v.T)
+    magnitude = np.abs(across)
+    whole = [bool(seen) for seen in visible.all(axis=1)]
+    weighted = [np.empty((rows, width)) for _ in weights]
+    farthest = np.maximum(across.max(axis=1, initial=-np.inf) - out.hi, out.hi - across.min(axis=1, initial=np.inf))
+    size, largest = visible.astype(np.float64) @ magnitude.T, np.empty((rows, width))
+    largest[:] = magnitude.max(axis=1, initial=0.0)
+    gap, held = np.empty_like(across), np.empty_like(across)
     for i in range(rows):
-        # One row at a time keeps the [n, Dv] distances in cache.
-        seen = visible[i]
-        everything = bool(seen.all())
-        gap = np.abs((v if everything else v[seen]) - out.hi[i])
-        gap += reach[i]
-        sums = (stacked[i] if everything else stacked[i][:, seen]) @ gap
-        for index in range(len(weights)):
-            weighted[index][i] = sums[index]
-        distance[i], farthest[i] = gap.sum(axis=0), gap.max(axis=0, initial=0.0)
-        size[i], largest[i] = (
-            whole if everything else (magnitude[seen].sum(axis=0), magnitude[seen].max(axis=0, initial=0.0))
-        )
+        # One row at a time, along the keys, keeps the [Dv, n] distances in cache.
+        np.abs(np.subtract(across, out.hi[i, :, None], out=gap), out=gap)
+        if not whole[i]:
+            hidden = ~visible[i]
+            np.copyto(gap, 0.0, where=hidden)
+            np.copyto(held, magnitude)
+            np.copyto(held, 0.0, where=hidden)
+            farthest[i], largest[i] = gap.max(axis=1), held.max(axis=1)
+        for sums, weight in zip(weighted, weights, strict=True):
+            sums[i] = gap @ weight[i]
+    reach = out.rad + np.abs(out.lo)
+    count = visible.sum(axis=1, keepdims=True)
+    weighted = [
+        sums + reach * weight.sum(axis=1, keepdims=True) for sums, weight in zip(weighted, weights, strict=True)
+    ]
+    farthest = np.where(count > 0, farthest + reach, 0.0)
+    distance = np.minimum(size + count * (np.abs(out.hi) + reach), count * farthest)
     return Spread(weighted, distance, farthest, size, largest)
 
 
