@@ -55,6 +55,7 @@ def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:
         Scalars(
             number=flint.arb,
             fraction=lambda n, d: flint.arb(n) / d,
+            quotient=lambda x, y: x / y,
             exp=lambda x: x.exp(),
             log=lambda x: x.log(),
             tanh=tanh,

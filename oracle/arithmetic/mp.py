@@ -39,6 +39,7 @@ def mp_arithmetic(precision: int = 113) -> ScalarArithmetic:
         Scalars(
             number=ctx.mpf,
             fraction=lambda n, d: ctx.mpf(n) / d,
+            quotient=lambda x, y: x / y if y else ctx.nan,
             exp=ctx.exp,
             log=ctx.log,
             tanh=ctx.tanh,

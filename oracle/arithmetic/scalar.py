@@ -21,10 +21,14 @@ Objects = NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Scalars:
-    """The functions of one scalar type. ``midpoint`` returns an exact scalar; ``split`` gives (hi, lo, rad)."""
+    """The functions of one scalar type. ``midpoint`` returns an exact scalar; ``split`` gives (hi, lo, rad).
+
+    ``quotient`` by zero (a row without visible keys) is nan, not an exception.
+    """
 
     number: Callable[[float], Any]
     fraction: Callable[[int, int], Any]
+    quotient: Callable[[Any, Any], Any]
     exp: Callable[[Any], Any]
     log: Callable[[Any], Any]
     tanh: Callable[[Any], Any]
@@ -79,7 +83,7 @@ class ScalarArithmetic:
         return np.asarray(a * b)
 
     def div(self, a: Objects, b: Objects) -> Objects:
-        return np.asarray(a / b)
+        return np.asarray(np.frompyfunc(self.scalars.quotient, 2, 1)(a, b))
 
     def matmul(self, a: Objects, b: Objects, stage: str) -> Objects:
         return self.scalars.product(a, b)
