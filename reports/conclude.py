@@ -53,6 +53,8 @@ def conclude(folder: Path, *, complete: bool, interrupted: bool = False) -> Conc
         added.append(_line(covered, waiver.properties[0], Verdict.STALE_WAIVER, detail))
         records.append(added[-1])
     journal = Journal(folder, "verdicts")
+    if interrupted:
+        journal.note("interrupted", {})
     for record in added:
         journal.complete(journal.begin({"target": record.target, "property": record.property}), record)
     for record in records:
