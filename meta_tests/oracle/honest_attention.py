@@ -29,7 +29,8 @@ class Kernel:
 
     exponent: ``natural`` exp(t alpha - m); ``scaled`` exp2(t alpha2 - M); ``fma`` exp2(fma(t, alpha2, -m alpha2)); ``late``
     exp2((t - m) alpha2). alpha2 = alpha log2 e. scale_on: ``scores``, ``q`` (in float32), ``sqrt`` (both, in float32),
-    ``q_stored``, ``sqrt_stored`` (in the input format). order: of every sum. spite: sign of exp's error, at its limit.
+    ``q_stored``, ``sqrt_stored`` (in the input format). order: of every sum. spite: whose exp errs at its limit, that of
+    ``weights`` (as ``push`` says) or of ``rescale`` (always low); exp_error: that limit, four units if None.
     in_place: P V adds key by key to the running output instead of a fresh sum per tile.
     """
 
@@ -52,6 +53,7 @@ class Kernel:
     row_sum: str | None = None
     flush: bool = False
     spite: str = "none"
+    exp_error: float | None = None
     reciprocal: bool = False
     reverse_tiles: bool = False
 
@@ -140,7 +142,9 @@ class Machine:
         y = self.keep(np.exp2(x) if base == 2.0 else np.exp(x))
         if not np.any(push):
             return y
-        room = 3.0 * self.wide.unit_roundoff  # numpy's float32 exp errs by less than one unit, the limit is four
+        # numpy's own exp errs by less than one unit of the limit.
+        unit = self.wide.unit_roundoff
+        room = (4 * unit if self.kernel.exp_error is None else self.kernel.exp_error) - 1.5 * unit
         return np.where(x == 0, y, self.keep(y.astype(np.float64) * (1 + room * np.asarray(push))))
 
     def divide(self, a: Array, b: Array) -> Array:
@@ -341,6 +345,13 @@ KERNELS: dict[str, Kernel] = {
     "split 8": Kernel({"preset": "flash", "splits": 8}, splits=8),
     "normalised": Kernel({"preset": "flash", "normalised_p": True}, normalised=True),
     "normalised rough": Kernel({"preset": "flash", "normalised_p": True}, normalised=True, spite="rescale", tile=16),
+    "coarse exp, normalised": Kernel(
+        {"preset": "flash", "normalised_p": True, "exp": 2.0**-10},
+        normalised=True,
+        spite="rescale",
+        tile=16,
+        exp_error=2.0**-10,
+    ),
     "rounded sum": Kernel({"preset": "flash", "row_sum": "rounded"}, rounded_sum=True),
     "lazy": Kernel({"preset": "flash", "lag": 8 * LN_2}, lag=8 * LN_2, tile=16, exponent="fma"),
     "eager": Kernel({"preset": "eager"}, ("fp16", "bf16", "fp32"), stores=2, normalised=True, tile=4096),

@@ -86,7 +86,8 @@ def _bounds(
         inner = forward.weights_part(t, weighted, found.farthest)
         inner = inner + k_p * forward.cast_part(t, head.v_magnitude, found.largest)
         inner = inner + forward.underflow_part(t, land, found, form, c) + c.omega_v * (1 + k_p)
-        out_bound = forward.out_bound(inner, out, land, form, _with_output(c, out_format)) * grow
+        apart = forward.sweeps_apart(eps, rho, land, form, c)
+        out_bound = forward.out_bound(inner, out, land, form, _with_output(c, out_format), apart=apart) * grow
         lse_bound = forward.lse_bound(t, rho, land, form, c, lse_format) * grow
         broken = _rows_may_overflow(head, raw, eps, land, form, c)
         # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.

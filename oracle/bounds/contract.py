@@ -7,7 +7,7 @@ a claim about the implementation; the numbers that bounds are made of follow fro
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import ceil, log, log1p
+from math import ceil, expm1, log, log1p
 from typing import Any
 
 from oracle.formats import FORMATS, Format, format_named
@@ -157,6 +157,11 @@ def constants(contract: Contract, input_format: Format) -> Constants:
     )
 
 
+def compound(*errors: float) -> float:
+    """(1 + a)(1 + b)... - 1 without the cancellation of that form, which would swallow errors near 2^-53."""
+    return float(expm1(sum(log1p(e) for e in errors)))
+
+
 def _cast_omega(contract: Contract, weights: Format, cast: bool, tf32: bool) -> float:
     lost = _omega(weights, contract.flush) if cast else 0.0
     lost += _omega(FORMATS["tf32"], contract.flush) if tf32 else 0.0
@@ -177,7 +182,7 @@ def accumulation_error(contract: Contract, c: Constants, keys: int) -> float:
     depth = _depth(contract, keys)
     if contract.engine != "fma":
         chain = _chain_error(contract, c, keys, extra_steps=tiles(contract, keys))
-        return (1 + chain) * (1 + c.g(2 * tiles(contract, keys))) - 1
+        return compound(chain, c.g(2 * tiles(contract, keys)))
     accumulator = c.u if contract.accumulator is None else format_named(contract.accumulator).unit_roundoff
     return c.g(depth, u=max(c.u, accumulator))
 
@@ -244,7 +249,7 @@ _ATTENTION: dict[str, tuple[Contract, ...]] = {
     "sdpa_math": (Contract("sdpa_math", "plain", weights="fp32", qk_prescale="compute", normalised_p=True),),
     "eager": (Contract("eager", "plain", scores="input", score_stores=2, normalised_p=True),),
 }
-_SOFTMAX = {
+_SOFTMAX: dict[str, tuple[Contract, ...]] = {
     preset: (
         Contract(preset, "natural", compute=preset),
         Contract(preset, "exp2", compute=preset, exponent="exp2"),

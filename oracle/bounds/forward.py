@@ -18,7 +18,15 @@ from math import log, log1p
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.contract import Constants, Contract, accumulation_error, rescale_error, row_sum_error, tiles
+from oracle.bounds.contract import (
+    Constants,
+    Contract,
+    accumulation_error,
+    compound,
+    rescale_error,
+    row_sum_error,
+    tiles,
+)
 from oracle.enclosure import Block, Enclosure
 from oracle.formats import Float64Array, Format
 
@@ -125,9 +133,7 @@ def stored_scores_error(
 def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
     """rho [r, n]: bound of |ln(1 + a_j)| for the weights of the computed softmax; zero where not visible."""
     with np.errstate(all="ignore"):
-        lift = np.where(land.visible, land.scores + land.scores_rad + eps, -np.inf) - land.shift + land.slack
-        overshoot = np.maximum(np.max(lift, axis=1, keepdims=True, initial=-np.inf), 0.0)
-        rho = eps + EXPONENT_ROUNDINGS * c.u * (land.below_max + contract.lag + eps + overshoot)
+        rho = eps + _exponent_error(eps, land, contract, c)
         rho = rho + rescale_error(contract, c, land.keys)
         if contract.row_sum == "rounded":
             rho = rho - log1p(-c.u_P)
@@ -139,6 +145,35 @@ def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Cons
             )
             rho = rho + c.e_log * log(max(land.keys, 1)) + c.e_ln - log1p(-c.e_exp)
         return np.where(land.visible, rho, 0.0)
+
+
+def _exponent_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
+    lift = np.where(land.visible, land.scores + land.scores_rad + eps, -np.inf) - land.shift + land.slack
+    overshoot = np.maximum(np.max(lift, axis=1, keepdims=True, initial=-np.inf), 0.0)
+    return np.asarray(EXPONENT_ROUNDINGS * c.u * (land.below_max + contract.lag + eps + overshoot))
+
+
+def sweeps_apart(
+    eps: Float64Array, rho: Float64Array, land: Landscape, contract: Contract, c: Constants
+) -> Float64Array | float:
+    """Relative error [r, 1] of l, summed in an earlier sweep, against the weights that it divides in a normalised P.
+
+    The scores are the same in both sweeps, but the first takes exp about running maxima and rescales; the second does not.
+    Where nothing is rescaled the weights are the same numbers.
+    """
+    alone = -log1p(-c.e_exp)
+    rescaled = rescale_error(contract, c, land.keys)
+    if not contract.normalised_p or rescaled <= alone:
+        return 0.0
+    with np.errstate(all="ignore"):
+        apart = np.where(land.visible, 2 * _exponent_error(eps, land, contract, c) + rescaled + alone, 0.0)
+        spent = np.where(land.p > 0, land.p * rho, 0.0).sum(axis=1, keepdims=True)
+        # Upper bounds of the shares of either sweep. Those below 2^-100 matter to neither.
+        share = np.where(land.visible, np.exp(np.minimum(land.log_p + rho + spent, 0.0)), 0.0)
+        moved = (share * -np.expm1(-apart)).sum(axis=1, keepdims=True)
+        widest = np.expm1(np.where(share > 2.0**-100, apart, 0.0).max(axis=1, keepdims=True, initial=0.0))
+        near = moved / (1 - np.minimum(moved, 0.5))
+        return np.asarray(np.where(moved < 0.5, near, widest + land.keys * 2.0**-98))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +215,7 @@ def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible
     rows, width = out.hi.shape
     across = np.ascontiguousarray(v.T)
     magnitude = np.abs(across)
-    whole = [bool(seen) for seen in visible.all(axis=1)]
+    whole = np.asarray(visible.all(axis=1)).tolist()
     weighted = [np.empty((rows, width)) for _ in weights]
     farthest = np.maximum(across.max(axis=1, initial=-np.inf) - out.hi, out.hi - across.min(axis=1, initial=np.inf))
     size, largest = visible.astype(np.float64) @ magnitude.T, np.empty((rows, width))
@@ -223,18 +258,25 @@ def cast_part(tilted: Tilted, v_magnitude: Float64Array, largest: Float64Array) 
 def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
     """kP: relative error of the cast of P, of v's operand rounding and of the accumulation (and of p's own division)."""
     cast = 0.0 if contract.row_sum == "rounded" else c.u_P
-    k = (1 + cast) * (1 + c.u_v) * (1 + accumulation_error(contract, c, land.keys)) - 1
+    parts = [cast, c.u_v, accumulation_error(contract, c, land.keys)]
     if contract.normalised_p:
-        k += c.u_div * (1 + k)
+        parts.append(c.u_div)
     if contract.splits > 1:
-        k += (c.u_div + c.u + (contract.splits + 2) * c.u) * (1 + k) * (1 + 2.0**-16)
-    return k
+        # Division of the partial output, its storage, its weight and the merge.
+        parts += [c.u_div, c.u, c.g(contract.splits + 2)]
+    return compound(*parts)
+
+
+def _per_row_sum(tilted: Tilted, land: Landscape) -> Float64Array:
+    """[r, 1]: upper bound of 1 / l as computed. G / l, or 1: the weight of the largest computed score is exactly 1."""
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0)))
 
 
 def underflow_part(tilted: Tilted, land: Landscape, found: Spread, contract: Contract, c: Constants) -> Float64Array:
     """U [r, Dv]: absolute errors of exp, of the cast of P and of products that underflow."""
     n = land.keys
-    factor = tilted.gain * land.total_inverse
+    factor = _per_row_sum(tilted, land)
     lost = found.distance if contract.row_sum == "rounded" else found.size
     cast = c.omega_P * lost if contract.normalised_p else factor * c.omega_P * lost
     lost = cast + factor * (c.w * found.distance + n * tiles(contract, n) * c.w_acc) + n * c.w_acc
@@ -250,12 +292,21 @@ def output_factor(land: Landscape, contract: Contract, c: Constants) -> float:
     if h >= 1:
         return float("inf")
     division = 0.0 if contract.normalised_p else c.u_div
-    return (1 + division) * (1 + c.u_o) / (1 - h) - 1 + land.keys * c.w
+    return compound(division, c.u_o, h / (1 - h)) + land.keys * c.w
 
 
-def out_bound(inner: Float64Array, out: Enclosure, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
-    """E + H (|O| + E) + omega_o."""
-    return np.asarray(inner + output_factor(land, contract, c) * (out.upper_abs() + inner) + c.omega_o)
+def out_bound(
+    inner: Float64Array,
+    out: Enclosure,
+    land: Landscape,
+    contract: Contract,
+    c: Constants,
+    *,
+    apart: Float64Array | float = 0.0,
+) -> Float64Array:
+    """E + H (|O| + E) + omega_o; ``apart`` from `sweeps_apart`."""
+    whole = output_factor(land, contract, c)
+    return np.asarray(inner + (whole + apart * (1 + whole)) * (out.upper_abs() + inner) + c.omega_o)
 
 
 def lse_bound(
@@ -275,7 +326,7 @@ def lse_bound(
         bound = lme - log1p(-h) + land.keys * c.w + c.e_log * (land.log_total + lme + h) + c.e_ln
         bound = bound + c.u * (MAX_ROUNDINGS * land.max_size + LSE_ROUNDINGS * land.lse_size)
         if contract.row_sum == "rounded":
-            lost = tilted.gain * land.total_inverse * land.keys * c.omega_P
+            lost = _per_row_sum(tilted, land) * land.keys * c.omega_P
             bound = bound + np.where(lost < 0.5, -np.log1p(-np.minimum(lost, 0.5)), np.inf)
         if contract.splits > 1:
             bound = bound + (contract.splits + 1) * c.u + LSE_ROUNDINGS * c.u * land.lse_size
