@@ -146,11 +146,13 @@ def _is_rounded(observed: NDArray[Any], y: Float64Array, e: Enclosure, fmt: Form
     # Twice the distance against the whole gap: half of the smallest fp64 gap is no fp64 number.
     over = _sign(2 * away * gap - above, 2 * away * rest, 2 * (e.rad + slack))
     under = _sign(2 * away * gap + below, 2 * away * rest, -2 * (e.rad + slack))
-    # A tie goes to the even.
-    even = _is_even(observed, fmt)
+    # A tie goes to the even. The storage dtype may have digits that the format lacks (tf32): then y must be a member.
+    unused = format_of(observed).precision - fmt.precision
+    even = _is_even(observed, unused)
+    member = fmt.round(y) == y if unused else np.True_
     inside = ((over < 0) | (even & (over == 0))) & ((under > 0) | (even & (under == 0)))
     reached = _sign(away * gap, away * rest, -(e.rad + slack)) >= 0
-    return np.where(infinite, reached, inside & (fmt.round(y) == y))
+    return np.where(infinite, reached, inside & member)
 
 
 def _sign(large: Float64Array, small: Float64Array, reach: Float64Array) -> Float64Array:
@@ -161,9 +163,8 @@ def _sign(large: Float64Array, small: Float64Array, reach: Float64Array) -> Floa
     return np.where(reach == 0, plain, pushed + np.copysign(spare, reach))
 
 
-def _is_even(observed: NDArray[Any], fmt: Format) -> Mask:
+def _is_even(observed: NDArray[Any], unused: int) -> Mask:
     bits = np.ascontiguousarray(observed).view(f"u{observed.dtype.itemsize}").reshape(observed.shape)
-    unused = format_of(observed).precision - fmt.precision
     return np.asarray((bits >> unused) & 1 == 0)
 
 
