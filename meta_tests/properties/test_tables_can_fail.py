@@ -31,9 +31,6 @@ from properties.verdict import Verdict
 from targets.base import Target, target_from
 from targets.registry import resolve
 
-# Hypothesis quotes the falsifying input, arrays and all.
-pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
-
 SOFTMAX_OPS = ("softmax", "log_softmax", "logsumexp")
 TABLES: dict[str, tuple[Property, ...]] = {
     **dict.fromkeys(SOFTMAX_OPS, softmax.PROPERTIES),
