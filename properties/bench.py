@@ -1,9 +1,9 @@
-"""A bench: one target at one dtype on one device, with the conventions and the contract it is held to, ready to be examined."""
+"""A bench: one target at one dtype on one device, with its conventions and the contract it is held to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from targets.base import OPTIONS, Observed, Target, run
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How much to try. examples: a search's cases. shrink_seconds: time spent on making a failure small. large: largest Sk."""
+    """How much to try. examples: a search's cases. shrink_seconds: spent on shrinking a failure. large: largest Sk."""
 
     name: str
     examples: int
@@ -32,12 +32,19 @@ PROFILES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Input:
     """A case and small JSON facts about how it was made, by which reports group and plot."""
 
     case: Case
     features: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Input({self.case.describe()})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # Hypothesis writes down what it drew; the arrays would take longer than the search.
+        printer.text(repr(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ def bench_for(
         declared = None
     forms = declared_forms(target.op, declared, dtype)
     merged = {**target.conventions, **(conventions or {})}
-    return Bench(target, dtype, device, merged, forms, profile)
+    # Probed conventions count as the target's own: a case that follows them sets no option that it lacks.
+    return Bench(replace(target, conventions=merged), dtype, device, merged, forms, profile)
 
 
 # Where implementations break: first and last rows, and both sides of every usual tile border.
@@ -107,5 +115,5 @@ def sampled_rows(count: int, keys: int, heads: int, *, budget: int = 2**21) -> R
         return None
     wanted = max(8, min(64, budget // max(1, keys * heads)))
     spread = np.linspace(0, count - 1, wanted).astype(np.int64)
-    chosen = np.concatenate([_BORDERS[_BORDERS < count][: wanted // 2], [max(0, count - 2), count - 1], spread])
+    chosen = np.concatenate([_BORDERS[count > _BORDERS][: wanted // 2], [max(0, count - 2), count - 1], spread])
     return np.unique(chosen)[: wanted + 8].astype(np.int64)

@@ -1,7 +1,7 @@
 """Recipes: small, shrinkable descriptions of tensors, and the arrays they stand for.
 
-A recipe is a distribution, a seed and a few planted features; the array follows from it and the shape alone, so that a failing case
-shrinks by shrinking a handful of small integers, whatever the size of its arrays.
+A recipe is a distribution, a seed and a few planted features; the array follows from it and the shape alone, so that a
+failing case shrinks by shrinking a handful of small integers, whatever the size of its arrays.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def array(recipe: Recipe, shape: tuple[int, ...], fmt: Format, *, stream: int = 
 class Logits:
     """What to plant in the scores of attention by steering k along a direction shared by all q rows.
 
-    kind: ``plain``, ``offset`` (a common score added to every key), ``ascending``, ``descending``, ``peak`` (one key), ``sink`` (first key),
-    ``needle`` (last key), ``ties`` (several equal largest). size: in nats of the scaled score.
+    kind: ``plain``, ``offset`` (a common score added to every key), ``ascending``, ``descending``, ``peak`` (one key),
+    ``sink`` (first key), ``needle`` (last key), ``ties`` (several equal largest). size: in nats of the scaled score.
     """
 
     kind: str = "plain"
@@ -117,7 +117,7 @@ KINDS = ("plain", "offset", "ascending", "descending", "peak", "sink", "needle",
 def plant(
     q: Float64Array, k: Float64Array, scale: float, logits: Logits, seed: int
 ) -> tuple[Float64Array, Float64Array]:
-    """q [.., Sq, D] and k [.., Sk, D] with one channel given over to the planted scores (exact up to storage rounding)."""
+    """q [.., Sq, D], k [.., Sk, D] with one channel given over to the planted scores (exact up to storage rounding)."""
     if logits.kind == "plain":
         return q, k
     q, k = q.copy(), k.copy()
@@ -131,7 +131,7 @@ def plant(
         "needle": (np.arange(keys) == keys - 1).astype(np.float64),
         "ties": (np.arange(keys) % 3 == 0).astype(np.float64),
     }[logits.kind]
-    # The channel's product q0 k0 scale is the planted score; both factors share its magnitude so that 16-bit formats hold it.
+    # The channel's product q0 k0 scale is the planted score; its factors share its magnitude, so that 16 bits hold it.
     total = logits.size / scale if scale else 0.0
     root = float(np.sqrt(abs(total))) if total else 0.0
     q[..., 0] = root
@@ -139,3 +139,84 @@ def plant(
     if logits.kind == "ties":
         k[..., profile > 0, 1:] = 0.0
     return q, k
+
+
+Hides = Callable[[Generator, tuple[int, ...]], NDArray[np.bool_]]
+
+
+def _hide_some(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    return rng.random(shape) < 0.7
+
+
+def _hide_first(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    # At least half of the keys, so that long rows begin with whole tiles of which nothing is seen.
+    start = rng.integers((shape[-1] + 1) // 2, shape[-1], (*shape[:-1], 1)) if shape[-1] > 1 else 0
+    return np.broadcast_to(np.arange(shape[-1]) >= start, shape).copy()
+
+
+def _hide_last(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    stop = rng.integers(1, shape[-1] // 2 + 2, (*shape[:-1], 1))
+    return np.broadcast_to(np.arange(shape[-1]) < stop, shape).copy()
+
+
+def _hide_far(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    rows, keys = shape[-2:]
+    distance = np.arange(keys) - (np.arange(rows)[:, None] + keys - rows)
+    return np.broadcast_to(np.abs(distance) <= 5, shape).copy()
+
+
+def _hide_all_but_one(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    return np.asarray(np.arange(shape[-1]) == rng.integers(0, shape[-1], (*shape[:-1], 1)))
+
+
+def _hide_rows(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    return _hide_some(rng, shape) & (np.arange(shape[-2]) % 3 != 1)[:, None]
+
+
+def _hide_all(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    return np.zeros(shape, dtype=bool)
+
+
+HIDES: dict[str, Hides] = {
+    "some": _hide_some,
+    "first": _hide_first,
+    "last": _hide_last,
+    "far": _hide_far,
+    "all but one": _hide_all_but_one,
+    "rows": _hide_rows,
+    "all": _hide_all,
+}
+EMPTYING = ("rows", "all")
+OVER = ("sequences", "rows", "keys", "heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """An attention mask.
+
+    kind: ``bool`` (True = may attend) or ``additive`` (in the input's dtype; -inf hides). hides: `HIDES`; those outside
+    `EMPTYING` leave every row a key. over: what it differs along: ``rows`` [Sq, Sk], ``keys`` [B, 1, 1, Sk],
+    ``sequences`` [B, 1, Sq, Sk], ``heads`` [B, Hq, Sq, Sk].
+    """
+
+    kind: str = "bool"
+    hides: str = "some"
+    over: str = "sequences"
+
+
+def mask_array(mask: Mask, seed: int, shape: tuple[int, int, int, int], fmt: Format) -> NDArray[np.generic]:
+    """The array of ``mask`` for scores of ``shape`` [B, Hq, Sq, Sk]."""
+    batch, heads, rows, keys = shape
+    sizes = {
+        "rows": (rows, keys),
+        "keys": (batch, 1, 1, keys),
+        "sequences": (batch, 1, rows, keys),
+        "heads": (batch, heads, rows, keys),
+    }
+    rng = np.random.default_rng([seed, 9])
+    keep = HIDES[mask.hides](rng, sizes[mask.over])
+    if mask.hides not in EMPTYING:
+        keep[..., 0] |= ~keep.any(axis=-1)
+    if mask.kind == "bool":
+        return keep
+    return np.asarray(fmt.store(np.where(keep, rng.standard_normal(keep.shape), -np.inf)))

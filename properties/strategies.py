@@ -13,13 +13,18 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.case import Case
-from oracle.formats import FORMATS
 from properties.bench import Bench, Input
-from properties.recipes import FAMILIES, GENERAL, KINDS, Logits, Recipe, array, plant
+from properties.recipes import FAMILIES, GENERAL, KINDS, OVER, Logits, Mask, Recipe, array, mask_array, plant
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 SEEDS = st.integers(0, 999)
 HEAD_DIMS = (16, 1, 8, 32, 40, 64, 80, 96, 128)
+MASKS = st.builds(
+    Mask,
+    st.sampled_from(("bool", "additive")),
+    st.sampled_from(("some", "first", "last", "far", "all but one")),
+    st.sampled_from(OVER),
+)
 
 
 def lengths(largest: int) -> st.SearchStrategy[int]:
@@ -75,7 +80,7 @@ def attention(
         values=v_recipe,
         logits=Logits(kind, size),
         is_causal=is_causal,
-        mask=draw(st.sampled_from(("bool", "additive"))) if masked else None,
+        mask=draw(MASKS) if masked else None,
         scale=draw(st.sampled_from((0.3, 1.0, 0.01))) if scaled else None,
     )
 
@@ -99,7 +104,7 @@ def attention_input(
     values: Recipe = Recipe(),
     logits: Logits = Logits(),
     is_causal: bool = False,
-    mask: str | None = None,
+    mask: Mask | None = None,
     scale: float | None = None,
     features: dict[str, Any] | None = None,
 ) -> Input:
@@ -118,7 +123,7 @@ def attention_input(
     if scale is not None and bench.has("scale"):
         options["scale"] = scale
     if mask is not None and bench.has("attn_mask"):
-        options["attn_mask"] = mask_array(mask, recipe.seed, (batch, 1, sq, sk), bench.dtype)
+        options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), fmt)
     case = Case("attention", {"q": fmt.store(q), "k": fmt.store(k), "v": v}, options)
     facts = {
         "recipe": recipe.family,
@@ -131,18 +136,9 @@ def attention_input(
         "sq": sq,
         "d": dims,
         "causal": bool(options.get("is_causal", False)),
+        "mask": f"{mask.kind}, hides {mask.hides}, over {mask.over}" if "attn_mask" in options and mask else "",
     }
     return Input(case, facts | (features or {}))
-
-
-def mask_array(kind: str, seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """A mask that leaves a key in every row: ``bool`` (True = may attend) or ``additive`` in the input's dtype."""
-    rng = np.random.default_rng([seed, 9])
-    keep = rng.random(shape) < 0.7
-    keep[..., 0] |= ~keep.any(axis=-1)
-    if kind == "bool":
-        return keep
-    return np.asarray(FORMATS[dtype].store(np.where(keep, rng.standard_normal(shape), -np.inf)))
 
 
 ALL_FAMILIES, ALL_KINDS = tuple(FAMILIES), KINDS

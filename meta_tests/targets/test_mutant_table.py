@@ -147,10 +147,16 @@ def test_rope_cached_by_length() -> None:
     x = torch.ones(1, 1, 1, 2)
     base = 12345.0  # no other test has filled the cache for this one
     first = rope(x, torch.tensor([1]), base=base)
-    assert first.equal(
-        honest(_row("rope_cached_by_length"), {"x": x, "positions": torch.tensor([1]), "base": base})[0]
-    )
+    assert first.equal(honest(_row("rope_cached_by_length"), {"x": x, "positions": torch.tensor([1]), "base": base})[0])
     assert rope(x, torch.tensor([2]), base=base).equal(first)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_output_promoted(dtype: str) -> None:
+    from targets.mutants.output_promoted import attention
+
+    q, k, v = torch.ones(3, 1, 1, 1, 4, dtype=DTYPES[dtype])
+    assert attention(q, k, v).dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

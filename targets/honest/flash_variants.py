@@ -55,14 +55,11 @@ tile_64 = kernel(Steps(tile=64))
 tile_128 = kernel(Steps(tile=128))
 exp2_domain = kernel(in_base_two(LOG2_E))
 split_2 = split(2)
+split_3 = split(3)
 split_4 = split(4)
 split_8 = split(8)
 reversed_keys = kernel(Steps(right_to_left=True))
 uncast_weights = kernel(Steps(cast=lambda p, dtype: p), contract="fp32")
-prescaled_query = kernel(
-    Steps(scores=scores_of_prescaled_query), contract={"preset": "flash", "qk_prescale": "input"}
-)
+prescaled_query = kernel(Steps(scores=scores_of_prescaled_query), contract={"preset": "flash", "qk_prescale": "input"})
 lazy_rescaling = kernel(Steps(row_max=lazy_row_max), contract={"preset": "flash", "lag": LAG})
-rounded_row_sum = kernel(
-    Steps(row_sum=row_sum_of_rounded), contract={"preset": "flash", "row_sum": "rounded"}
-)
+rounded_row_sum = kernel(Steps(row_sum=row_sum_of_rounded), contract={"preset": "flash", "row_sum": "rounded"})

@@ -49,9 +49,7 @@ def pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 def unpair(first: Tensor, second: Tensor, layout: str) -> Tensor:
     """The inverse of `pairs`."""
-    return (
-        torch.cat((first, second), -1) if layout == "half" else torch.stack((first, second), -1).flatten(-2)
-    )
+    return torch.cat((first, second), -1) if layout == "half" else torch.stack((first, second), -1).flatten(-2)
 
 
 def rotate(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,14 +26,13 @@ def _other(name: str, op: str, target: str, form: str, *, dtypes: tuple[str, ...
 
 
 HONEST: tuple[Honest, ...] = (
-    _other(
-        "flash", "attention", "flash:attention", "tiles of 32 keys, P cast to the input dtype", dtypes=ALL
-    ),
+    _other("flash", "attention", "flash:attention", "tiles of 32 keys, P cast to the input dtype", dtypes=ALL),
     _flash("tile_16", "tiles of 16 keys"),
     _flash("tile_64", "tiles of 64 keys"),
     _flash("tile_128", "tiles of 128 keys"),
     _flash("exp2_domain", "log2(e) folded into the scale, exp2, LSE turned back to nats"),
     _flash("split_2", "2 splits of the keys, merged by their LSE"),
+    _flash("split_3", "3 splits, of unequal length for most numbers of keys, merged by their LSE"),
     _flash("split_4", "4 splits of the keys, merged by their LSE"),
     _flash("split_8", "8 splits of the keys, merged by their LSE"),
     _flash("reversed_keys", "tiles from the last key to the first"),

@@ -14,6 +14,4 @@ def weights_of_new_max(tile: Tensor, base: Tensor) -> Tensor:
     return torch.exp(tile - torch.maximum(base, tile.amax(-1, keepdim=True)))
 
 
-attention = kernel(
-    Steps(row_max=lazy_row_max, weights=weights_of_new_max), contract={"preset": "flash", "lag": LAG}
-)
+attention = kernel(Steps(row_max=lazy_row_max, weights=weights_of_new_max), contract={"preset": "flash", "lag": LAG})

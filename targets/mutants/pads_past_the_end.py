@@ -33,6 +33,4 @@ def attention(
     return_lse: bool = False,
 ) -> flash.Result:
     zero_the_tail(k)
-    return flash.attention(
-        q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse
-    )
+    return flash.attention(q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse)

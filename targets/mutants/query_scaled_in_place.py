@@ -21,9 +21,7 @@ def attention(
     attn_mask: Tensor | None = None,
     return_lse: bool = False,
 ) -> flash.Result:
-    result = flash.attention(
-        q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse
-    )
+    result = flash.attention(q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse)
     if q.is_contiguous():
         with torch.no_grad():
             q.mul_(flash.scale_of(scale, q.shape[-1]))

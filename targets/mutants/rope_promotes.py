@@ -1,4 +1,4 @@
-"""The float32 table promotes the output: 16-bit inputs come back in float32. No other mutant dies by a dtype.
+"""The float32 table promotes the output: 16-bit inputs come back in float32..
 
 Reported: huggingface/pytorch-image-models#2794. Smallest input: two entries, position 1.
 """

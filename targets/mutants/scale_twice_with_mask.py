@@ -22,6 +22,4 @@ def attention(
 ) -> flash.Result:
     once = flash.scale_of(scale, q.shape[-1])
     used = once if attn_mask is None else once * once
-    return flash.attention(
-        q, k, v, scale=used, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse
-    )
+    return flash.attention(q, k, v, scale=used, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse)

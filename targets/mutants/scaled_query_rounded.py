@@ -7,6 +7,4 @@ Smallest input: one key, D = 3: the LSE has the input dtype's resolution.
 from targets.honest.flash import Steps, kernel
 from targets.honest.flash_variants import scores_of_prescaled_query
 
-attention = kernel(
-    Steps(scores=scores_of_prescaled_query), dtypes=("fp16", "bf16"), contract={"row_sum": "unrounded"}
-)
+attention = kernel(Steps(scores=scores_of_prescaled_query), dtypes=("fp16", "bf16"), contract={"row_sum": "unrounded"})

@@ -16,7 +16,9 @@ Arguments = dict[str, Any]
 Builder = Callable[[torch.dtype], Arguments]
 Row = Sequence[float]
 
-SIDE_EFFECTS = ("query_scaled_in_place", "pads_past_the_end", "rope_cached_by_length", "rope_promotes")
+SIDE_EFFECTS = (
+    "query_scaled_in_place", "pads_past_the_end", "output_promoted", "rope_cached_by_length", "rope_promotes",
+)  # fmt: skip
 
 
 def attention(
@@ -113,36 +115,27 @@ SMALLEST: Mapping[str, Builder] = {
     "approximate_reciprocal": attention(ZERO, ZERO, ONE),
     "denominator_epsilon": attention(ZERO, ZERO, ONE),
     "query_on_fixed_grid": attention([[2**-10]], [[2**10]], ONE),
+    "weights_in_e4m3": attention(ONE, [[0.0], [-0.09375]], [[0.0], [1.0]]),
     "empty_row_nan": EMPTY_ROW,
     "mask_as_finfo_min": EMPTY_ROW,
     "mask_minus_1e4": attention([[200.0]], [[0.0], [100.0]], [[1.0], [2.0]], attn_mask=visible(True, False)),
-    "mask_adds_minus_inf": attention(
-        ONE, [[0.0], [math.nan]], [[1.0], [2.0]], attn_mask=visible(True, False)
-    ),
+    "mask_adds_minus_inf": attention(ONE, [[0.0], [math.nan]], [[1.0], [2.0]], attn_mask=visible(True, False)),
     "masked_value_leaks": attention(ONE, [[0.0], [0.0]], [[1.0], [math.nan]], attn_mask=visible(True, False)),
     "nan_swallowed": attention([[math.nan]], ZERO, ONE),
     "causal_top_left": UNEQUAL,
     "causal_bottom_right": UNEQUAL,
     "causal_sees_next_key": FUTURE,
     "causal_ignored": FUTURE,
-    "causal_dropped_on_full_tiles": attention(
-        [[0.0]] * 32, [[0.0]] * 32, [[0.0]] + [[1.0]] * 31, is_causal=True
-    ),
+    "causal_dropped_on_full_tiles": attention([[0.0]] * 32, [[0.0]] * 32, [[0.0]] + [[1.0]] * 31, is_causal=True),
     "causal_dropped_with_lse": FUTURE,
     "mask_inverted": attention(ZERO, *TWO_KEYS, attn_mask=visible(True, False)),
-    "mask_read_as_length": attention(
-        ZERO, [[0.0]] * 3, [[0.0], [0.0], [1.0]], attn_mask=visible(False, True, True)
-    ),
+    "mask_read_as_length": attention(ZERO, [[0.0]] * 3, [[0.0], [0.0], [1.0]], attn_mask=visible(False, True, True)),
     "mask_ignored_beyond_512": attention(
         ZERO, [[0.0]] * 513, [[0.0]] * 512 + [[512.0]], attn_mask=visible(*[True] * 512, False)
     ),
     "mask_of_head_zero": heads(2, 2, mask=torch.eye(2, dtype=torch.bool).view(1, 2, 1, 2)),
-    "mask_offset_ignores_broadcast": heads(
-        2, 2, batch=2, mask=torch.eye(2, dtype=torch.bool).view(2, 1, 1, 2)
-    ),
-    "first_tile_hidden_nan": attention(
-        ZERO, [[0.0]] * 33, [[1.0]] * 33, attn_mask=visible(*[False] * 32, True)
-    ),
+    "mask_offset_ignores_broadcast": heads(2, 2, batch=2, mask=torch.eye(2, dtype=torch.bool).view(2, 1, 1, 2)),
+    "first_tile_hidden_nan": attention(ZERO, [[0.0]] * 33, [[1.0]] * 33, attn_mask=visible(*[False] * 32, True)),
     "tail_keys_kept": attention(ZERO, ZERO, ONE),
     "last_key_of_full_tile_dropped": attention(ZERO, [[0.0]] * 32, [[0.0]] * 31 + [[1.0]]),
     "last_tile_dropped": attention([[0.0]] * 33, [[0.0]] * 33, [[0.0]] * 32 + [[1.0]], is_causal=True),

@@ -38,15 +38,11 @@ def _attention(
     return _row("attention", name, killed_by, defect, *reports, dtypes=dtypes)
 
 
-def _rope(
-    name: str, killed_by: str, defect: str, *reports: str, dtypes: tuple[str, ...] = UP_TO_32_BITS
-) -> Mutant:
+def _rope(name: str, killed_by: str, defect: str, *reports: str, dtypes: tuple[str, ...] = UP_TO_32_BITS) -> Mutant:
     return _row("rope", name, killed_by, defect, *reports, dtypes=dtypes)
 
 
-def _softmax(
-    name: str, killed_by: str, defect: str, *reports: str, dtypes: tuple[str, ...] = UP_TO_32_BITS
-) -> Mutant:
+def _softmax(name: str, killed_by: str, defect: str, *reports: str, dtypes: tuple[str, ...] = UP_TO_32_BITS) -> Mutant:
     return _row("softmax", name, killed_by, defect, *reports, dtypes=dtypes)
 
 
@@ -91,10 +87,12 @@ MUTANTS: tuple[Mutant, ...] = (
     _attention("approximate_reciprocal", "P28", "division by a reciprocal good to 2e-4", dtypes=FP32),
     _attention("denominator_epsilon", "P6", "1e-5 added to the row sum", dtypes=FP32),
     _attention("query_on_fixed_grid", "P25", "q rounded to multiples of 2^-8"),
+    _attention("weights_in_e4m3", "G3", "P cast to e4m3 for its product with V"),
+    _attention("output_promoted", "P23", "16-bit inputs come back in float32", dtypes=SIXTEEN_BITS),
     # Who sees what: masks, alignment, empty rows.
-    _attention("empty_row_nan", "P18", "a row without keys gives NaN, zero is declared",
+    _attention("empty_row_nan", "P3", "a row without keys gives NaN, zero is declared",
                "pytorch/pytorch#81077", "ml-explore/mlx#2608"),
-    _attention("mask_as_finfo_min", "P18", "each mask adds finfo.min: a row without keys attends",
+    _attention("mask_as_finfo_min", "P3", "each mask adds finfo.min: a row without keys attends",
                "huggingface/transformers#17306"),
     _attention("mask_minus_1e4", "P2", "hidden keys get -1e4 added"),
     _attention("mask_adds_minus_inf", "P2", "hidden keys get -inf added, and NaN stays NaN",
@@ -146,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _attention("bias_scaled", "P17", "an additive mask is scaled too", "tenstorrent/tt-metal#55337"),
     # LSE.
     _attention("lse_base_two", "P8", "the LSE is in base 2, e is declared", "flashinfer-ai/flashinfer#2113"),
-    _attention("lse_plus_inf", "P8", "the LSE of an empty row is +inf, -inf is declared",
+    _attention("lse_plus_inf", "P3", "the LSE of an empty row is +inf, -inf is declared",
                "Dao-AILab/flash-attention#978"),
     _attention("lse_finite", "P7", "the LSE of an empty row is 0, -inf is declared",
                "vllm-project/vllm#49294"),

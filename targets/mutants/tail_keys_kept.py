@@ -24,6 +24,4 @@ def attention(
     if attn_mask is None and not is_causal:
         tail = (0, 0, 0, -k.shape[-2] % flash.TILE)
         k, v = pad(k, tail), pad(v, tail)
-    return flash.attention(
-        q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse
-    )
+    return flash.attention(q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse)

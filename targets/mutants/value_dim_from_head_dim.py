@@ -23,6 +23,4 @@ def attention(
 ) -> flash.Result:
     written = torch.arange(v.shape[-1]) < q.shape[-1]
     v = torch.where(written, v, 0.0).to(v.dtype)
-    return flash.attention(
-        q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse
-    )
+    return flash.attention(q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse)

@@ -29,6 +29,4 @@ def attention(
     attn_mask: Tensor | None = None,
     return_lse: bool = False,
 ) -> flash.Result:
-    return flash.attention(
-        q, k, swap(v), scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse
-    )
+    return flash.attention(q, k, swap(v), scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse)

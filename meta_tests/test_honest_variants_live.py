@@ -1,0 +1,85 @@
+"""The proof that the suite does not fail what is right: every honest variant lives under every property of its op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from properties import rope
+from properties.bench import PROFILES, Profile, bench_for
+from properties.conventions import probe
+from properties.property import Property, properties_for
+from properties.record import Record
+from properties.search import hunt
+from properties.verdict import Verdict
+from targets.honest.table import HONEST, Honest
+from targets.registry import resolve
+
+QUICK = PROFILES["quick"]
+# Few drawn inputs, and contexts that are not the longest: the deep tests below have the rest.
+FEW = replace(QUICK, examples=3, large=512)
+LEGAL = {Verdict.PASS, Verdict.EXEMPT, Verdict.VACUOUS, Verdict.UNSUPPORTED}
+# No row of the table asks softmax for a log-sum-exp.
+NOT_ASKED = {("softmax", "P8"), ("log_softmax", "P8")}
+PAIRS = [(row, dtype) for row in HONEST for dtype in row.dtypes]
+
+
+def one_dtype_each() -> list[tuple[Honest, str]]:
+    """Each variant in one of its dtypes, by turns."""
+    return [(row, row.dtypes[i % len(row.dtypes)]) for i, row in enumerate(HONEST)]
+
+
+def named(pairs: list[tuple[Honest, str]]) -> list[object]:
+    return [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row, dtype in pairs]
+
+
+def table(op: str) -> tuple[Property, ...]:
+    return rope.APPLY_PROPERTIES if op == "rope_apply" else properties_for(op)
+
+
+def records(row: Honest, dtype: str, profile: Profile, seed: int, *, contract: str | None = None) -> list[Record]:
+    target = resolve(row.target, op=row.op)
+    bench = bench_for(target, dtype, contract=contract, conventions=probe(target, dtype), profile=profile)
+    return [record for prop in table(row.op) for record in hunt(bench, prop, seed=seed)]
+
+
+def assert_lives(found: list[Record], op: str) -> None:
+    wrong = [f"{r.property} {r.verdict} on {r.description}: {r.detail}" for r in found if r.verdict not in LEGAL]
+    assert not wrong, "\n".join(wrong[:3])
+    passed = {r.property for r in found if r.verdict == Verdict.PASS}
+    assert passed == {row.id for row in table(op) if (op, row.id) not in NOT_ASKED}
+
+
+@pytest.mark.parametrize(("row", "dtype"), named(one_dtype_each()))
+def test_lives(row: Honest, dtype: str) -> None:
+    assert_lives(records(row, dtype, FEW, seed=0), row.op)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("row", "dtype"), named(PAIRS))
+def test_lives_in_every_dtype_with_every_seed(row: Honest, dtype: str, seed: int) -> None:
+    assert_lives(records(row, dtype, QUICK, seed), row.op)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("row", "dtype"), named([(r, d) for r, d in PAIRS if r.op == "attention" and d != "fp64"]))
+def test_lives_without_a_declared_contract(row: Honest, dtype: str) -> None:
+    """What a kernel is held to if nothing is said: each form of the default preset covers the kernels of that form."""
+    if row.name == "prescaled_query" and dtype != "fp32":
+        pytest.skip("lives only with the contract that declares the rounding of q")
+    assert_lives(records(row, dtype, QUICK, 4, contract="fp32" if dtype == "fp32" else "flash"), row.op)
+
+
+def test_a_broken_kernel_among_them_is_noticed() -> None:
+    broken = Honest("gain_one_percent", "attention", "targets.mutants.gain_one_percent:attention", ("fp32",), "none")
+    with pytest.raises(AssertionError, match="P1 FAIL on attention"):
+        test_lives(broken, "fp32")
+
+
+def test_a_property_that_was_never_asked_is_noticed() -> None:
+    row = HONEST[0]
+    some = [r for r in records(row, "fp32", FEW, seed=0) if r.property != "P4"]
+    with pytest.raises(AssertionError):
+        assert_lives(some, row.op)
