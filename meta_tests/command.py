@@ -12,7 +12,7 @@ from reports.cli import main
 from reports.load import Run, load
 
 # A correct kernel, and what the fake ones in these tests are made from.
-PLAIN = '''
+PLAIN = """
 import torch
 
 
@@ -24,7 +24,7 @@ def attention(q, k, v, *, scale=None, is_causal=False):
         hidden = ~torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         scores = scores.masked_fill(hidden, float("-inf"))
     return (torch.softmax(scores, -1) @ values).to(q.dtype)
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,7 @@ class Done:
     def of(self, target: str, *, verdict: str | None = None) -> list[Record]:
         """The records of one target, the run-level ones aside."""
         return [
-            r
-            for r in self.records
-            if r.target == target and r.property != "contract" and verdict in (None, r.verdict)
+            r for r in self.records if r.target == target and r.property != "contract" and verdict in (None, r.verdict)
         ]
 
 

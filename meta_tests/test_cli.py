@@ -75,7 +75,8 @@ def test_wrong_use_is_said_in_one_line_and_gives_code_two(
     code, printed = attn_oracle("verify", *(w.replace("KERNEL", str(kernel)) for w in words))
     assert code == 2
     last = printed.strip().splitlines()[-1]
-    assert last.startswith("attn-oracle") and message in last, printed
+    assert last.startswith("attn-oracle")
+    assert message in last, printed
     assert "Traceback" not in printed
     assert not list((tmp_path / "out").glob("records-gw*"))
 
@@ -98,7 +99,8 @@ def test_a_file_that_cannot_be_used_is_said_in_one_line(source: str, message: st
     (tmp_path / "bad.py").write_text(source)
     code, printed = attn_oracle("verify", f"{tmp_path / 'bad.py'}:f", "--out", tmp_path / "out")
     assert code == 2
-    assert printed.count("\n") == 1 and message in printed
+    assert printed.count("\n") == 1
+    assert message in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -115,17 +117,20 @@ def test_a_case_must_fit_what_it_is_replayed_on(kernel: Path, tmp_path: Path) ->
         (["heads.json", spec, "--property", "P1", "--dtype", "bf16"], "is in fp32, not in bf16"),
     ):
         code, printed = attn_oracle("verify", *words[1:], "--case", tmp_path / "cases" / words[0])
-        assert code == 2 and message in printed, printed
+        assert (code, message in printed) == (2, True), printed
     torn = tmp_path / "cases" / "heads.safetensors"
     torn.write_bytes(torn.read_bytes()[:-5])
     code, printed = attn_oracle("verify", spec, "--property", "P1", "--case", tmp_path / "cases" / "heads.json")
-    assert code == 2 and "cannot read case" in printed and printed.count("\n") == 1
+    assert code == 2
+    assert "cannot read case" in printed
+    assert printed.count("\n") == 1
 
 
 def test_report_refuses_what_is_no_run(tmp_path: Path) -> None:
     assert attn_oracle("report", tmp_path / "nosuch")[0] == 2
     code, printed = attn_oracle("report", tmp_path)
-    assert code == 2 and "has no record files" in printed
+    assert code == 2
+    assert "has no record files" in printed
 
 
 # --- exit codes -------------------------------------------------------------------------------------------------------
@@ -187,7 +192,8 @@ def test_a_fault_of_the_suite_is_no_verdict_on_the_target(
     done = told(monkeypatch, tmp_path / "out", (*broken, *judging(Verdict.PASS, Verdict.FAIL)[1:]))
     assert done.code == 3, done.words
     assert [r.verdict for r in done.records] == ["FAIL"]
-    assert len(done.run.faults) == 1 and "ZeroDivisionError: in the oracle" in done.run.faults[0]
+    assert len(done.run.faults) == 1
+    assert "ZeroDivisionError: in the oracle" in done.run.faults[0]
     assert "meta_tests/test_cli.py:" in done.run.faults[0]
     assert "FAULT" in done.words
 
@@ -200,7 +206,8 @@ def test_a_fault_while_conventions_are_probed_is_a_fault(
 
     monkeypatch.setattr("properties.plugin.probe", broken)
     done = told(monkeypatch, tmp_path / "out", judging(Verdict.PASS))
-    assert done.code == 3 and "in a probe" in done.run.faults[0]
+    assert done.code == 3
+    assert "in a probe" in done.run.faults[0]
     assert not done.records
 
 
@@ -210,7 +217,8 @@ def test_a_fault_while_the_command_itself_runs_gives_code_three(monkeypatch: pyt
 
     monkeypatch.setattr("reports.cli._check", broken)
     code, printed = attn_oracle("verify")
-    assert code == 3 and "an internal fault" in printed
+    assert code == 3
+    assert "an internal fault" in printed
 
 
 def test_a_report_that_fails_keeps_the_findings(kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +228,8 @@ def test_a_report_that_fails_keeps_the_findings(kernel: Path, tmp_path: Path, mo
     monkeypatch.setattr("reports.build.build", broken)
     done = told(monkeypatch, tmp_path / "out", judging(Verdict.FAIL))
     assert done.code == 3
-    assert "breaks P1" in done.words and "the report failed, the records are complete" in done.words
+    assert "breaks P1" in done.words
+    assert "the report failed, the records are complete" in done.words
 
 
 def waiver(contains: str) -> Waiver:
@@ -257,9 +266,7 @@ def test_waivers_explain_what_they_match_and_are_stale_otherwise(
 def test_a_partial_run_calls_no_waiver_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waivers, "waivers_of", lambda target: (waiver("never"),))
     for words in (["--profile", "quick"], ["--profile", "default", "--property", "P1"]):
-        done = told(
-            monkeypatch, tmp_path / "out", judging(Verdict.PASS), "sdpa_math", "--dtype", "fp32", *words
-        )
+        done = told(monkeypatch, tmp_path / "out", judging(Verdict.PASS), "sdpa_math", "--dtype", "fp32", *words)
         assert done.code == 0, done.words
 
 
@@ -268,7 +275,8 @@ def test_a_waiver_does_not_reach_a_function_of_the_same_name(tmp_path: Path, mon
     (tmp_path / "mine.py").write_text(PLAIN + "\n\nsdpa_math = attention\n")
     words = (f"{tmp_path / 'mine.py'}:sdpa_math", "--dtype", "fp32")
     done = told(monkeypatch, tmp_path / "out", judging(Verdict.FAIL), *words)
-    assert done.code == 1 and [r.target for r in done.records] == ["sdpa_math"]
+    assert done.code == 1
+    assert [r.target for r in done.records] == ["sdpa_math"]
 
 
 # --- what a run writes ------------------------------------------------------------------------------------------------
@@ -303,15 +311,14 @@ def test_a_replay_leaves_the_run_it_comes_from_alone(
     done = told(monkeypatch, tmp_path / "out", judging(Verdict.FAIL))
     stem = done.records[0].stem
     before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
-    code, _ = attn_oracle(
-        "verify", f"{kernel}:attention", "--property", "P1", "--case", stem, "--workers", 0
-    )
+    code, _ = attn_oracle("verify", f"{kernel}:attention", "--property", "P1", "--case", stem, "--workers", 0)
     assert code == 1
     assert {p: p.read_bytes() for p in before} == before
     assert {r.case for r in verify_records(tmp_path / "out" / "replay")} == {done.records[0].case}
     # Over its own folder, the case that is replayed survives.
     again = verify(tmp_path / "out", f"{kernel}:attention", "--property", "P1", "--case", stem)
-    assert again.code == 1 and Path(str(stem)).is_file()
+    assert again.code == 1
+    assert Path(str(stem)).is_file()
 
 
 def verify_records(folder: Path) -> list[Any]:
@@ -328,7 +335,8 @@ def test_a_new_run_replaces_the_records_of_the_old_one_and_nothing_else(
     (out / "records-gw7.jsonl").write_text('{"kind": "fault", "test": "old", "detail": "old"}\n')
     (out / "notes.txt").write_text("mine")
     done = told(monkeypatch, out, judging(Verdict.PASS))
-    assert done.code == 0 and not done.run.faults
+    assert done.code == 0
+    assert not done.run.faults
     assert not list((out / "cases").iterdir())
     assert (out / "notes.txt").read_text() == "mine"
 
@@ -388,7 +396,8 @@ def test_an_interrupt_keeps_the_records_and_blames_nobody(tmp_path: Path) -> Non
     os.killpg(process.pid, signal.SIGINT)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 3, printed
-    assert "interrupted: only a part was examined" in printed and (out / "report.md").is_file()
+    assert "interrupted: only a part was examined" in printed
+    assert (out / "report.md").is_file()
     kept = verify_records(out)
     assert len(kept) >= 10
     assert {r.verdict for r in kept} <= {"PASS", "VACUOUS", "EXEMPT"}

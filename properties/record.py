@@ -30,7 +30,7 @@ class Record:
     options; features: small JSON facts about the input that reports group by (recipe, lengths, logit size, position,
     sink mass). verdict, basis, ratio, forms, detail, metrics, worst: as in `Judgement`. contract: preset name held to.
     datasheet: conventions. stem: path of the saved case, for failures. rerun: the command that repeats it. examples:
-    how many cases the search tried. seconds: of target time.
+    how many cases the search tried. seconds: of target time. waiver: key of what explains it. schema: of this row.
     """
 
     target: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from oracle.bounds.contract import (
+    Contract,
     UnknownContract,
     accumulation_error,
     constants,
@@ -34,6 +36,8 @@ METADATA = (
     "interpreted",
 )
 DEVICES = ("cpu", "cuda")
+_KINDS: dict[str, str] = {f.name: str(f.type) for f in fields(Contract)}
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": int | float, "bool": bool, "None": type(None)}
 
 
 def metadata(function: Callable[..., Any]) -> Any:
@@ -81,6 +85,9 @@ def _wrong_names(key: str, value: Any, known: tuple[str, ...]) -> list[str]:
 def _wrong_contract(contract: Any, op: str) -> list[str]:
     if not isinstance(contract, str | Mapping):
         return [f"contract is {type(contract).__name__}; it is a preset name or a dict of fields"]
+    for name, value in contract.items() if isinstance(contract, Mapping) else ():
+        if name in _KINDS and not _is_of_kind(value, _KINDS[name]):
+            return [f"contract field {name} is {value!r}, not {_KINDS[name]}"]
     try:
         for form in declared_forms(op, contract if isinstance(contract, str) else dict(contract), "fp32"):
             # A field of the wrong type or value shows when the numbers that follow from it are asked for.
@@ -92,3 +99,10 @@ def _wrong_contract(contract: Any, op: str) -> list[str]:
     except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         return [f"contract {contract!r} cannot be used: {error}"]
     return []
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    """Whether a value has the type that a contract field's annotation names; True is no number here."""
+    return any(
+        isinstance(value, _TYPES[name]) and isinstance(value, bool) == (name == "bool") for name in kind.split(" | ")
+    )
