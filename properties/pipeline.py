@@ -84,7 +84,7 @@ class Weighed:
     least: NDArray[np.float64]
     most: NDArray[np.float64]
     errors: Mapping[str, Errors]
-    bounds: Mapping[str, Bounded]
+    bounds: Sequence[Mapping[str, Bounded]]
     exempt: int
     convention: str
 
@@ -104,9 +104,8 @@ def weigh(
         if precision is None or not unsure.any():
             break
         block = refine(case, block, unsure, precision)
-    best = int(np.argmin(most.max(axis=1)))
     counted = {n: _only(errors, live) for n, errors in found.items()}
-    return Weighed(block, least, most, counted, bounded[best], exempt, convention)
+    return Weighed(block, least, most, counted, bounded, exempt, convention)
 
 
 def _ratios(
@@ -137,9 +136,15 @@ def _ratios(
             if index == 0:
                 coarse |= (use & errors.finite & (errors.radius > bound / 100)).any(axis=1)
                 exempt += int((legal & live[:, None]).sum())
-    # Only the form nearest to being kept needs an answer; the first question asked of the oracle is a hundredth of the bound.
-    unsure = straddling[int(np.argmin(most.max(axis=1)))]
+    # Only the first form that may be kept needs an answer; the first question asked of the oracle is a hundredth of the bound.
+    unsure = straddling[_first_kept(least.max(axis=1))]
     return least, most, unsure | coarse if first else unsure, exempt
+
+
+def _first_kept(ratios: Float64Array) -> int:
+    """The first form whose ratio is at most 1, else the one nearest to it."""
+    kept = np.flatnonzero(ratios <= 1)
+    return int(kept[0]) if len(kept) else int(np.argmin(ratios))
 
 
 def _interval(errors: Errors, bound: Float64Array) -> tuple[Float64Array, Float64Array]:
@@ -167,11 +172,7 @@ def _block_values(output: NDArray[Any], block: Block) -> NDArray[Any]:
     """[r, c] of one output at the block's rows."""
     held = output[block.key] if block.key else output
     if not block.key:
-        held = (
-            held.reshape(-1, held.shape[-1])
-            if block.part("out").hi.shape[1] != 1 or held.ndim == 0
-            else held.reshape(-1, 1)
-        )
+        held = held.reshape(-1, block.part("out").hi.shape[1])
     held = held[:, None] if held.ndim == 1 else held
     return np.asarray(held[block.rows])
 
@@ -208,10 +209,10 @@ def conclude(bench: Bench, case: Case, weighed: list[Weighed], forms: Sequence[C
     least_by_output = np.max([w.least for w in weighed], axis=0)
     most_by_output = np.max([w.most for w in weighed], axis=0)
     least, most = least_by_output.max(axis=1), most_by_output.max(axis=1)
-    best = int(np.argmin(most))
+    best = _first_kept(most)
     by_form = {form.label: float(ratio) for form, ratio in zip(forms, most, strict=True)}
     exempt = sum(w.exempt for w in weighed)
-    metrics = _metrics(weighed, exempt)
+    metrics = _metrics(weighed, best, exempt)
     worst = metrics.pop("worst", {})
     compared = sum(int(e.counted.sum()) for w in weighed for e in w.errors.values())
     broken = next((w.convention for w in weighed if w.convention), "")
@@ -223,7 +224,7 @@ def conclude(bench: Bench, case: Case, weighed: list[Weighed], forms: Sequence[C
             return Judgement(
                 Verdict.EXEMPT, Basis.DERIVED, "no element to which the contract promises a finite value", **common
             )
-        accepted = trivially_accepted(case, [(w.block, w.errors, w.bounds) for w in weighed])
+        accepted = trivially_accepted(case, [(w.block, w.errors, w.bounds[best]) for w in weighed])
         if accepted:
             return Judgement(Verdict.VACUOUS, Basis.DERIVED, f"the bound would also accept {accepted}", **common)
         return Judgement(Verdict.PASS, Basis.DERIVED, f"within the {forms[best].label} form's bound", **common)
@@ -238,12 +239,18 @@ def conclude(bench: Bench, case: Case, weighed: list[Weighed], forms: Sequence[C
 
 
 def _broken(forms: Sequence[Contract], names: Sequence[str], least: Float64Array) -> str:
-    """Which output breaks which form: "plain breaks lse 5.1; rounded row sum breaks out 1.1"."""
-    parts = []
+    """Which output breaks which form: "out in every form", or "lse in the plain form, out in the rounded row sum form"."""
+    places: dict[str, list[str]] = {}
     for form, row in zip(forms, least, strict=True):
-        broken = ", ".join(f"{name} {ratio:.3g}" for name, ratio in zip(names, row, strict=True) if ratio > 1)
-        parts.append(f"{form.label} breaks {broken}")
-    return "; ".join(parts)
+        for name, ratio in zip(names, row, strict=True):
+            if ratio > 1:
+                places.setdefault(name, []).append(form.label)
+    if len(forms) == 1:
+        return " and ".join(places)
+    return ", ".join(
+        f"{name} in every form" if len(labels) == len(forms) else f"{name} in the {', '.join(labels)} form"
+        for name, labels in places.items()
+    )
 
 
 def _lower(bench: Bench, case: Case, observed: Observed, presets: Sequence[str], outputs: Sequence[str]) -> str:
@@ -256,11 +263,11 @@ def _lower(bench: Bench, case: Case, observed: Observed, presets: Sequence[str],
     return ""
 
 
-def _metrics(weighed: list[Weighed], exempt: int) -> dict[str, Any]:
+def _metrics(weighed: list[Weighed], form: int, exempt: int) -> dict[str, Any]:
     result: dict[str, Any] = {"exempt": exempt}
     places = []
     for name in weighed[0].errors:
-        parts = [(w.errors[name], w.bounds[name].bound, None) for w in weighed]
+        parts = [(w.errors[name], w.bounds[form][name].bound, None) for w in weighed]
         pooled = summarise(parts).as_dict()
         place = pooled.pop("worst", None)
         result[name] = pooled

@@ -55,12 +55,13 @@ class Property:
 
 
 _TABLES = {
-    "attention": "properties.attention",
-    "mla": "properties.mla",
-    "rope": "properties.rope",
-    "softmax": "properties.softmax",
-    "log_softmax": "properties.softmax",
-    "logsumexp": "properties.softmax",
+    "attention": ("properties.attention", "PROPERTIES"),
+    "mla": ("properties.mla", "PROPERTIES"),
+    "rope": ("properties.rope", "PROPERTIES"),
+    "rope_apply": ("properties.rope", "APPLY_PROPERTIES"),
+    "softmax": ("properties.softmax", "PROPERTIES"),
+    "log_softmax": ("properties.softmax", "PROPERTIES"),
+    "logsumexp": ("properties.softmax", "PROPERTIES"),
 }
 
 
@@ -68,5 +69,6 @@ def properties_for(op: str) -> tuple[Property, ...]:
     """The rows of one op, in catalogue order; none for an op without a table."""
     if op not in _TABLES:
         return ()
-    table: tuple[Property, ...] = importlib.import_module(_TABLES[op]).PROPERTIES
+    module, name = _TABLES[op]
+    table: tuple[Property, ...] = getattr(importlib.import_module(module), name)
     return table
