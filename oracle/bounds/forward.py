@@ -213,33 +213,46 @@ class Spread:
 def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible: NDArray[np.bool_]) -> Spread:
     """v [n, Dv], out [r, Dv], each weight [r, n] (zero where not visible) -> all [r, Dv]."""
     rows, width = out.hi.shape
-    across = np.ascontiguousarray(v.T)
-    magnitude = np.abs(across)
-    whole = np.asarray(visible.all(axis=1)).tolist()
-    weighted = [np.empty((rows, width)) for _ in weights]
-    farthest = np.maximum(across.max(axis=1, initial=-np.inf) - out.hi, out.hi - across.min(axis=1, initial=np.inf))
-    size, largest = visible.astype(np.float64) @ magnitude.T, np.empty((rows, width))
-    largest[:] = magnitude.max(axis=1, initial=0.0)
-    gap, held = np.empty_like(across), np.empty_like(across)
-    for i in range(rows):
-        # One row at a time, along the keys, keeps the [Dv, n] distances in cache.
-        np.abs(np.subtract(across, out.hi[i, :, None], out=gap), out=gap)
-        if not whole[i]:
-            hidden = ~visible[i]
-            np.copyto(gap, 0.0, where=hidden)
-            np.copyto(held, magnitude)
-            np.copyto(held, 0.0, where=hidden)
-            farthest[i], largest[i] = gap.max(axis=1), held.max(axis=1)
-        for sums, weight in zip(weighted, weights, strict=True):
-            sums[i] = gap @ weight[i]
-    reach = out.rad + np.abs(out.lo)
+    across, magnitude = np.ascontiguousarray(v.T), np.abs(v)
+    size = visible.astype(np.float64) @ magnitude
     count = visible.sum(axis=1, keepdims=True)
-    weighted = [
-        sums + reach * weight.sum(axis=1, keepdims=True) for sums, weight in zip(weighted, weights, strict=True)
-    ]
-    farthest = np.where(count > 0, farthest + reach, 0.0)
+    high, low = _extremes(across, visible)
+    reach = out.rad + np.abs(out.lo)
+    largest = np.where(count > 0, np.maximum(np.abs(high), np.abs(low)), 0.0)
+    farthest = np.where(count > 0, np.maximum(high - out.hi, out.hi - low) + reach, 0.0)
+    # |v - O| = 2 max(v, O) - v - O, so that one pass a row is enough; one row at a time, along the keys, stays in cache.
+    raised, larger = [np.empty((rows, width)) for _ in weights], np.empty_like(across)
+    for i in range(rows):
+        np.maximum(across, out.hi[i, :, None], out=larger)
+        for sums, weight in zip(raised, weights, strict=True):
+            sums[i] = larger @ weight[i]
+    weighted = []
+    for sums, weight in zip(raised, weights, strict=True):
+        whole = weight.sum(axis=1, keepdims=True)
+        # What the three sums may have rounded off, and then cancelled.
+        slack = 2.0**-50 * (len(v) + 8) * (weight @ magnitude + whole * np.abs(out.hi))
+        weighted.append(np.maximum(2 * sums - weight @ v - whole * out.hi, 0.0) + slack + whole * reach)
     distance = np.minimum(size + count * (np.abs(out.hi) + reach), count * farthest)
     return Spread(weighted, distance, farthest, size, largest)
+
+
+def _extremes(across: Float64Array, visible: NDArray[np.bool_]) -> tuple[Float64Array, Float64Array]:
+    """Largest and smallest visible entry: across [Dv, n], visible [r, n] -> two of [r, Dv]; -inf and inf for an empty row."""
+    rows, n = visible.shape
+    high, low = np.full((rows, len(across)), -np.inf), np.full((rows, len(across)), np.inf)
+    count = np.asarray(visible.sum(axis=1))
+    last = np.where(count > 0, n - np.argmax(visible[:, ::-1], axis=1), 0)
+    whole, run = count == n, (count == last) & (count > 0) & (count < n)
+    if whole.any():
+        high[whole], low[whole] = across.max(axis=1, initial=-np.inf), across.min(axis=1, initial=np.inf)
+    if run.any():
+        # Keys from the first on, as under a causal mask: running extremes serve all rows.
+        high[run] = np.maximum.accumulate(across, axis=1)[:, count[run] - 1].T
+        low[run] = np.minimum.accumulate(across, axis=1)[:, count[run] - 1].T
+    for i in np.flatnonzero(~whole & ~run & (count > 0)):
+        seen = across[:, visible[i]]
+        high[i], low[i] = seen.max(axis=1), seen.min(axis=1)
+    return high, low
 
 
 def weights_part(tilted: Tilted, weighted: Float64Array, farthest: Float64Array) -> Float64Array:

@@ -1,0 +1,118 @@
+"""The oracle's engines on whole heads: what a proven enclosure costs over one evaluation without any proof.
+
+Processor time, all threads together: it hardly feels what else the machine is doing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oracle.arithmetic.arb import arb_arithmetic
+from oracle.arithmetic.mp import mp_arithmetic
+from oracle.bounds.attention import bounds
+from oracle.bounds.contract import preset_forms
+from oracle.case import Case
+from oracle.enclosure import Block, enclose
+from oracle.formats import FORMATS, Float64Array
+from oracle.ops.attention_case import model
+
+pytestmark = pytest.mark.benchmark(timer=time.process_time)
+
+Timed = Callable[..., Any]
+FORMATS_OF_OUTPUTS = {"out": FORMATS["fp32"], "lse": FORMATS["fp32"]}
+
+
+def head(rows: int, keys: int, dim: int) -> Case:
+    rng = np.random.default_rng(rows + keys + dim)
+    shapes = {"q": (1, 1, rows, dim), "k": (1, 1, keys, dim), "v": (1, 1, keys, dim)}
+    return Case("attention", {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()})
+
+
+def plain(case: Case) -> Float64Array:
+    """softmax(q k^T / sqrt d) v as anyone writes it in numpy, inputs widened to float64 first."""
+    q, k, v = (case.arrays[n][0, 0].astype(np.float64) for n in ("q", "k", "v"))
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def square() -> Case:
+    return head(1024, 1024, 64)
+
+
+@pytest.fixture(scope="module")
+def square_block(square: Case) -> Block:
+    return enclose(square)[0]
+
+
+@pytest.fixture(scope="module")
+def long() -> Case:
+    return head(64, 65536, 128)
+
+
+SQUARE, LONG, SMALL = "head of 1024 x 1024, d 64", "64 rows against 65536 keys, d 128", "head of 8 x 64, d 32"
+
+
+def test_square_plain(square: Case, timed: Timed) -> None:
+    timed("square plain", SQUARE, lambda: plain(square), rounds=15)
+
+
+def test_square_enclosure(square: Case, timed: Timed) -> None:
+    block = timed("square enclosure", SQUARE, lambda: enclose(square)[0], rounds=15)
+    assert block.part("out").rad.max() < 1e-11
+    assert (np.abs(block.part("out").hi - plain(square)) < 1e-11).all()
+
+
+def test_square_bound(square: Case, square_block: Block, timed: Timed) -> None:
+    forms = preset_forms("attention", "fp32")[:1]
+    found = timed("square bound", SQUARE, lambda: bounds(square, square_block, forms, FORMATS_OF_OUTPUTS))
+    assert np.isfinite(found[0]["out"].bound).all()
+
+
+def test_square_bounds_of_all_forms(square: Case, square_block: Block, timed: Timed) -> None:
+    forms = preset_forms("attention", "flash")
+    timed(
+        "square bounds, five forms", SQUARE, lambda: bounds(square, square_block, forms, FORMATS_OF_OUTPUTS), rounds=3
+    )
+
+
+def test_square_model(square: Case, square_block: Block, timed: Timed) -> None:
+    form = preset_forms("attention", "fp32")[0]
+    timed("square model", SQUARE, lambda: model(square, (0, 0), square_block.rows, form))
+
+
+def test_square_mpmath(square: Case, timed: Timed) -> None:
+    rows = np.arange(0, 1024, 64)
+    timed("square mpmath, 16 rows", SQUARE, lambda: enclose(square, rows=rows, ar=mp_arithmetic(113)), rounds=1)
+
+
+def test_square_arb(square: Case, timed: Timed) -> None:
+    rows = np.arange(0, 1024, 64)
+    timed("square arb, 16 rows", SQUARE, lambda: enclose(square, rows=rows, ar=arb_arithmetic(128)), rounds=1)
+
+
+def test_long_plain(long: Case, timed: Timed) -> None:
+    timed("long plain", LONG, lambda: plain(long))
+
+
+def test_long_enclosure(long: Case, timed: Timed) -> None:
+    block = timed("long enclosure", LONG, lambda: enclose(long)[0])
+    assert block.part("out").rad.max() < 1e-9
+
+
+def test_small_enclosure(timed: Timed) -> None:
+    case = head(8, 64, 32)
+    timed("small enclosure", SMALL, lambda: enclose(case)[0], rounds=200)
+
+
+def test_small_bounds(timed: Timed) -> None:
+    case = head(8, 64, 32)
+    block = enclose(case)[0]
+    forms = preset_forms("attention", "fp32")
+    timed("small bounds, three forms", SMALL, lambda: bounds(case, block, forms, FORMATS_OF_OUTPUTS), rounds=100)
