@@ -48,6 +48,8 @@ def failure_message(record: Record) -> str:
         lines.append(f"  made of  {facts}")
     lines += [f"  {text}" for text in worst_lines(record)]
     lines += [f"  bound    {text}" for text in bound_lines(record)]
+    if record.diagnosis:
+        lines.append(f"  looks    {record.diagnosis}")
     if record.stem:
         lines.append(f"  saved    {record.stem}")
     if record.rerun:

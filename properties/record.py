@@ -31,6 +31,7 @@ class Record:
     sink mass). verdict, basis, ratio, forms, detail, metrics, worst: as in `Judgement`. contract: preset name held to.
     datasheet: conventions. stem: path of the saved case, for failures. rerun: the command that repeats it. examples:
     how many cases the search tried. seconds: of target time. waiver: key of what explains it. schema: of this row.
+    diagnosis: what a failing case looks like ("as if ...", or where it is wrong); empty where nothing is known.
     """
 
     target: str
@@ -58,6 +59,7 @@ class Record:
     seconds: float = 0.0
     waiver: str | None = None
     schema: int = SCHEMA
+    diagnosis: str = ""
 
 
 class DamagedRecords(ValueError):

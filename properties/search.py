@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed as seeded, set
 
 from oracle.case import Case, save_case
 from properties.bench import Bench, Input
+from properties.diagnose import diagnose
 from properties.message import rerun_command
 from properties.property import Property
 from properties.record import Journal, Record
@@ -34,7 +35,13 @@ def hunt(
     if missing:
         judgement = Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {missing}")
         return [record_of(bench, prop, Input(Case(bench.op, {}, {})), judgement, seed=seed)]
-    records = [examine(bench, prop, edge, seed=seed, journal=journal, folder=folder) for edge in _edges(bench, prop)]
+    records, spent = [], 0.0
+    for edge in _edges(bench, prop):
+        start = time.perf_counter()
+        # Failing edges are diagnosed until they have taken as long as the shrinking of a search may.
+        explain = spent < bench.profile.shrink_seconds
+        records.append(examine(bench, prop, edge, seed=seed, journal=journal, folder=folder, explain=explain))
+        spent += time.perf_counter() - start if records[-1].verdict == Verdict.FAIL.value else 0.0
     if prop.search is not None:
         records += _search(bench, prop, seed, journal, folder)
     return records
@@ -52,17 +59,25 @@ def examine(
     seed: int = 0,
     journal: Journal | None = None,
     folder: Path | None = None,
+    explain: bool = True,
 ) -> Record:
-    """Judge one input and record it; a failing case is written to disk."""
+    """Judge one input and record it; a failing case is written to disk, and diagnosed unless ``explain`` says no."""
     start = time.perf_counter()
     serial = _begin(journal, bench, prop, given_input)
     judgement = judge(bench, prop, given_input)
+    seconds = time.perf_counter() - start
+    diagnosis = explained(bench, given_input, judgement) if explain else ""
     record = record_of(
-        bench, prop, given_input, judgement, seed=seed, folder=folder, seconds=time.perf_counter() - start
+        bench, prop, given_input, judgement, seed=seed, folder=folder, seconds=seconds, diagnosis=diagnosis
     )
     if journal is not None:
         journal.complete(serial, record)
     return record
+
+
+def explained(bench: Bench, given_input: Input, judgement: Judgement) -> str:
+    """The diagnosis of a failing case; empty for anything else."""
+    return diagnose(bench, given_input.case) if judgement.verdict is Verdict.FAIL else ""
 
 
 def judge(bench: Bench, prop: Property, given_input: Input) -> Judgement:
@@ -140,9 +155,13 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
     found = smallest or nearest
     if found is None:
         return []
-    record = record_of(bench, prop, *found, seed=seed, folder=folder, seconds=seconds, examples=tried)
+    serial = _begin(journal, bench, prop, found[0])
+    diagnosis = explained(bench, *found)
+    record = record_of(
+        bench, prop, *found, seed=seed, folder=folder, seconds=seconds, examples=tried, diagnosis=diagnosis
+    )
     if journal is not None:
-        journal.complete(_begin(journal, bench, prop, found[0]), record)
+        journal.complete(serial, record)
     return [record]
 
 
@@ -176,6 +195,7 @@ def record_of(
     folder: Path | None = None,
     seconds: float = 0.0,
     examples: int = 1,
+    diagnosis: str = "",
 ) -> Record:
     """The record of one judgement; saves the case where it is bad and ``folder`` is given."""
     case = given_input.case
@@ -209,4 +229,5 @@ def record_of(
         rerun=rerun_command(bench, prop.id, seed, stem),
         examples=examples,
         seconds=seconds,
+        diagnosis=diagnosis,
     )

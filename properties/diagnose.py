@@ -1,0 +1,224 @@
+"""What a failing case looks like: which single defect explains every judged element, else where the output is wrong.
+
+The target is called again on the failing case, and the counterfactuals of its op (`table_of`) are tried in the order of
+their table, what changes the exact value before what only rounds more. One is claimed, as "as if ...", only if
+
+- it fits every judged element of every output, within the bound of the target's own contract;
+- it fits what the target gives for fresh numbers in the same shapes and options, too;
+- it tells: on one of these outputs it differs from the exact result by more than both bounds, or explains the bits.
+
+Of several, those are preferred that explain a larger case as well, then the first. Where nothing is claimed, the place
+is stated (`properties.diagnose_where`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from oracle.case import Case
+from oracle.formats import format_of
+from oracle.ops.table import op_named
+from properties.bench import Bench
+from properties.counterfactual import Counterfactual, Hypothesis, Scene, Table, scene_of
+from properties.diagnose_match import Match, allowed, match
+from properties.diagnose_where import where_wrong
+from properties.pipeline import structure
+
+# Above this many (query, key) pairs over all heads, or numbers in the output, only the place is stated.
+LARGEST_CASE = 2**18
+FRESH = 2
+# Fields of a contract that say how sums run: their roundings depend on an order.
+ORDERED = {"row_sum", "accumulator"}
+_MODULES = {
+    "attention": "properties.diagnose_attention",
+    "mla": "properties.diagnose_mla",
+    "rope": "properties.diagnose_rope",
+    "rope_apply": "properties.diagnose_rope",
+    "softmax": "properties.diagnose_softmax",
+    "log_softmax": "properties.diagnose_softmax",
+    "logsumexp": "properties.diagnose_softmax",
+}
+
+
+def table_of(op: str) -> Table:
+    """The counterfactuals of ``op``; none for an op without a module of its own."""
+    if op not in _MODULES:
+        return Table(())
+    table: Table = importlib.import_module(_MODULES[op]).TABLES[op]
+    return table
+
+
+def diagnose(bench: Bench, case: Case, *, seconds: float = 2.0) -> str:
+    """One line: "as if ...", else where the output is wrong; empty if it is within its bound, here and on related ones.
+
+    ``seconds``: after this time no further counterfactual is tried.
+    """
+    if not case.arrays or not table_of(bench.op).hypotheses:
+        return ""
+    deadline = time.perf_counter() + seconds
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for prefix, scene in _scenes(bench, case):
+            if scene.broken():
+                claim = _claim(scene, deadline) if _size(case) <= LARGEST_CASE else ""
+                return prefix + (f"as if {claim}" if claim else where_wrong(scene))
+    return ""
+
+
+def _scenes(bench: Bench, case: Case) -> Iterator[tuple[str, Scene]]:
+    """The case itself, then those of its relatives (V = 1 ...) on which a defect may show that the case does not."""
+    for prefix, other in (("", _itself), *table_of(bench.op).related):
+        made = other(bench, case)
+        scene = None if made is None else _look_at(bench, made)
+        if scene is not None:
+            yield prefix, scene
+
+
+def _itself(bench: Bench, case: Case) -> Case | None:
+    return case
+
+
+def _look_at(bench: Bench, case: Case) -> Scene | None:
+    observed = bench.call(case)
+    if structure(bench, case, observed) is not None:
+        return None
+    return scene_of(bench, case, observed.outputs)
+
+
+def _size(case: Case) -> int:
+    sizes = [int(np.prod(shape)) for shape in op_named(case.op).output_shapes(case).values()]
+    match case.op:
+        case "attention":
+            sizes.append(int(np.prod(case.arrays["q"].shape[:3])) * case.arrays["k"].shape[2])
+        case "mla":
+            sizes.append(int(np.prod(case.arrays["q_nope"].shape[:3])) * case.arrays["c_kv"].shape[1])
+    return max(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A counterfactual that fits the scene."""
+
+    hypothesis: Hypothesis
+    c: Counterfactual
+    match: Match
+
+    def on(self, other: Scene) -> Match | None:
+        """How the same defect fares on another scene; None if it cannot be meant there."""
+        if self.c.elsewhere is not None:
+            return match(other, self.c.elsewhere(other), quick=False)
+        again = next((x for x in self.hypothesis.imagine(other) if self._same(x)), None)
+        return None if again is None else match(other, again, quick=False)
+
+    def _same(self, x: Counterfactual) -> bool:
+        return x.says == self.c.says and (x.fitted or x.choice == self.c.choice)
+
+
+def _claim(scene: Scene, deadline: float) -> str:
+    """What the counterfactual says that fits the scene and its probes, the first of several; empty if none does."""
+    found: list[_Found] = []
+    for hypothesis in table_of(scene.bench.op).hypotheses:
+        for c in hypothesis.imagine(scene):
+            if time.perf_counter() > deadline:
+                break
+            fares = match(scene, c)
+            if fares.fits.any():
+                found.append(_Found(hypothesis, c, fares))
+    # What fits under the contract's first form comes before what needs a looser one; sorting is stable.
+    found.sort(key=lambda f: int(np.argmax(f.match.fits)))
+    probes = _Probes(scene)
+    held = [f for f in found if _holds(f, probes)]
+    if len(held) > 1:
+        held = _preferred(held, probes)
+    if not held:
+        return ""
+    first = held[0].c
+    choices = list(dict.fromkeys(f.c.choice for f in held if f.c.says == first.says))
+    listed = " or ".join(c for c in (", ".join(choices[:-1]), choices[-1]) if c)
+    return replace(first, choice=listed).sentence
+
+
+class _Probes:
+    """Further calls of the target, made when they are asked for: fresh numbers, large scores, more rows and keys."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._table = table_of(scene.bench.op)
+        self._kept: dict[str, list[Scene]] = {}
+
+    def _scenes(self, name: str, cases: Callable[[], Iterable[Case]]) -> list[Scene]:
+        if name not in self._kept:
+            looked = (_look_at(self._scene.bench, case) for case in cases())
+            self._kept[name] = [scene for scene in looked if scene is not None]
+        return self._kept[name]
+
+    def fresh(self) -> list[Scene]:
+        return self._scenes("fresh", lambda: [fresh_numbers(self._scene.case, i) for i in range(FRESH)])
+
+    def ranges(self) -> list[Scene]:
+        return self._scenes("ranges", lambda: self._table.ranges(self._scene.case))
+
+    def wider(self) -> list[Scene]:
+        return self._scenes("wider", lambda: self._table.wider(self._scene.case))
+
+
+def _holds(found: _Found, probes: _Probes) -> bool:
+    """Whether it fits fresh numbers in the same shapes as well, and tells somewhere. Fitted rows need only tell."""
+    if found.c.fitted:
+        return found.match.tells
+    tells = found.match.convinces()
+    alive = found.match.fits.copy()
+    for probe in probes.fresh() + (probes.ranges() if found.hypothesis.ranged else []):
+        fares = found.on(probe)
+        if fares is None:
+            # A defect at some numbers only: others need not show it, but then they must be right.
+            if probe.broken():
+                return False
+            continue
+        alive &= fares.fits | _excused(found, probe)
+        if not alive.any():
+            return False
+        tells = tells or fares.convinces()
+    return tells or any(_convinces_on(found, probe) for probe in probes.wider())
+
+
+def _excused(found: _Found, probe: Scene) -> bool:
+    """The order of the target's sums is not known: a narrow sum need only allow what the target gives elsewhere."""
+    return bool(ORDERED & set(found.c.contract)) and allowed(probe, found.c)
+
+
+def _convinces_on(found: _Found, probe: Scene) -> bool:
+    fares = found.on(probe)
+    return fares is not None and bool((fares.fits & found.match.fits).any()) and fares.convinces()
+
+
+def _preferred(held: list[_Found], probes: _Probes) -> list[_Found]:
+    """Those that also explain a larger case, where it is wrong too; what is read off anew there comes second."""
+    for probe in probes.wider():
+        if probe.broken():
+            matches = [(f, f.on(probe)) for f in held]
+            fit = [f for f, m in matches if (m is not None and m.fits.any()) or _excused(f, probe)]
+            held = [f for f in fit if not f.c.fitted] or fit or held
+    return held
+
+
+def fresh_numbers(case: Case, seed: int) -> Case:
+    """The case with standard normal numbers in its floating-point inputs; rotation tables and -inf entries stay."""
+    rng = np.random.default_rng([seed, 77])
+    arrays = {}
+    for name, array in case.arrays.items():
+        if array.dtype.kind == "i" or name in ("cos", "sin"):
+            continue
+        drawn = rng.standard_normal(array.shape)
+        if case.op in ("softmax", "log_softmax", "logsumexp"):
+            drawn = np.where(np.isneginf(array.astype(np.float64)), -np.inf, drawn)
+        elif name in ("w_uk", "w_uv"):
+            drawn = drawn / np.sqrt(array.shape[-1])
+        arrays[name] = format_of(array).store(drawn)
+    return case.with_arrays(**arrays)

@@ -1,0 +1,118 @@
+"""How one counterfactual fares on one scene: does it fit, and does anything tell it from the exact result?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.enclosure import Rows
+from properties.counterfactual import Counterfactual, Look, Predictions, Scene, predict
+
+# Bits that agree: at least this share with the counterfactual, at most that with the exact result, of at least so many.
+SAME_BITS, OTHER_BITS, LEAST_BITS = 0.95, 0.75, 6
+# Errors that follow a simulated rounding: correlation, slope, least number; on the worst row alone, less will do.
+LEAST_CORRELATION, SLOPES, LEAST_ERRORS = 0.9, (0.7, 1.4), 8
+HINT_CORRELATION, HINT_SLOPES = 0.5, (0.3, 3.0)
+
+
+@dataclass(slots=True)
+class Match:
+    """fits: per form, whether all is explained. tells: it differs, by more than both bounds.
+
+    judged, same, exact: how many elements there are, how many are the rounded prediction to the bit, and how many the
+    rounded exact result. errors: (output, observed minus exact, predicted minus exact).
+    """
+
+    fits: NDArray[np.bool_]
+    tells: bool = False
+    judged: int = 0
+    same: int = 0
+    exact: int = 0
+    errors: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+    def convinces(self) -> bool:
+        """Whether it tells, by a difference or by the bits."""
+        n = self.judged
+        return self.tells or (n >= LEAST_BITS and self.same >= SAME_BITS * n and self.exact <= OTHER_BITS * n)
+
+
+def match(scene: Scene, c: Counterfactual, *, quick: bool = True) -> Match:
+    """``quick``: first on the worst row alone, which settles nearly all, then on everything."""
+    forms = len(scene.bench.forms)
+    if quick:
+        place, row = scene.worst
+        first = Match(np.ones(forms, dtype=bool))
+        _add(scene, c, scene.looks[place], np.array([row]), first)
+        if not first.fits.any():
+            if not c.contract or not _alike(scene, first, 1, HINT_CORRELATION, HINT_SLOPES):
+                return first
+    whole = Match(np.ones(forms, dtype=bool))
+    for look in scene.looks:
+        _add(scene, c, look, np.arange(len(look.block.rows)), whole)
+        if not whole.fits.any() and not c.contract:
+            return whole
+    if not whole.fits.any() and c.contract:
+        if _alike(scene, whole, LEAST_ERRORS, LEAST_CORRELATION, SLOPES) and allowed(scene, c):
+            whole.fits[:] = whole.tells = True
+    return whole
+
+
+def allowed(scene: Scene, c: Counterfactual) -> bool:
+    """Whether a contract that allows the defect would be kept."""
+    forms = tuple(dict.fromkeys(replace(form, **c.contract) for form in scene.bench.forms))
+    kept = np.ones(len(forms), dtype=bool)
+    for look in scene.looks:
+        loose = predict(scene, Counterfactual(c.says), look.block.key, look.block.rows, forms)
+        kept &= [all(p[n].fits(y).all() for n, y in look.values.items()) for p in loose]
+    return bool(kept.any())
+
+
+def _add(scene: Scene, c: Counterfactual, look: Look, which: Rows, found: Match) -> None:
+    predicted = predict(scene, c, look.block.key, look.block.rows[which], scene.bench.forms)
+    for form, predictions in enumerate(predicted):
+        for name, values in look.values.items():
+            p, y = predictions[name], values[which]
+            if p.value.hi.shape != y.shape:
+                found.fits[:] = False
+                return
+            found.fits[form] &= bool(p.fits(y).all())
+    _weigh(scene, look, which, predicted[int(np.argmax(found.fits))], found)
+
+
+def _weigh(scene: Scene, look: Look, which: Rows, predictions: Predictions, found: Match) -> None:
+    """The evidence beyond the fit, of some rows of one block."""
+    for name, values in look.values.items():
+        p, y, wrong = predictions[name], values[which], look.wrong[name][which]
+        t = look.truth[0][name]
+        hi, lo, rad, bound = (a[which] for a in (t.value.hi, t.value.lo, t.value.rad, t.bound))
+        with np.errstate(all="ignore"):
+            apart = np.abs((p.value.hi - hi) + (p.value.lo - lo))
+            differs = ~(apart <= bound + p.bound + rad + p.value.rad) | p.breaks | p.lost
+            found.tells |= bool((wrong & differs & ~p.free).any())
+            use = ~(p.free | p.breaks | p.lost | t.free[which]) & np.isfinite(y)
+            fmt = scene.formats[name]
+            found.judged += int(use.sum())
+            found.same += int((use & (fmt.round(p.value.hi) == y)).sum())
+            found.exact += int((use & (fmt.round(hi) == y)).sum())
+            found.errors.append((name, ((y - hi) - lo)[use], ((p.value.hi - hi) - lo)[use]))
+
+
+def _alike(scene: Scene, found: Match, least: int, correlation: float, slopes: tuple[float, float]) -> bool:
+    """Whether the errors of every wrong output follow those of the simulated one."""
+    wrong = {n for look in scene.looks for n, mask in look.wrong.items() if mask.any()}
+    for name in wrong:
+        parts = [(a, b) for n, a, b in found.errors if n == name]
+        observed, simulated = (np.concatenate([p[i] for p in parts] or [np.zeros(0)]) for i in (0, 1))
+        ok = np.isfinite(observed) & np.isfinite(simulated)
+        observed, simulated = observed[ok], simulated[ok]
+        if (simulated != 0).sum() < least or not observed.any():
+            return False
+        both = float(observed @ simulated)
+        if both < correlation * float(np.linalg.norm(observed) * np.linalg.norm(simulated)):
+            return False
+        if not slopes[0] <= both / float(simulated @ simulated) <= slopes[1]:
+            return False
+    return bool(wrong)
