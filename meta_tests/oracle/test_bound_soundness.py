@@ -593,6 +593,16 @@ def test_values_near_the_largest_float64_are_not_judged_by_nan() -> None:
     assert found["out"].may_overflow.all()
 
 
+def test_a_row_sum_too_long_for_its_format_has_no_bound() -> None:
+    # 150 additions with unit 2^-8 may lose everything.
+    rng = np.random.default_rng(7)
+    case = stored(family("normal", FORMATS["bf16"], rng, (2, 130, 3, 2)), FORMATS["bf16"])
+    form = declared_forms("attention", {"preset": "flash", "row_sum": "bf16"}, "bf16")[0]
+    found = attention_bounds.bounds(case, enclose(case)[0], (form,), {"out": FORMATS["bf16"]})[0]
+    assert np.isposinf(found["out"].bound).all()
+    assert np.isposinf(found["lse"].bound).all()
+
+
 def test_empty_rows_promise_nothing_but_spoil_no_others() -> None:
     rng = np.random.default_rng(6)
     mask = np.ones((3, 4), dtype=bool)

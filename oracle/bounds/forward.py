@@ -319,7 +319,9 @@ def out_bound(
 ) -> Float64Array:
     """E + H (|O| + E) + omega_o; ``apart`` from `sweeps_apart`."""
     whole = output_factor(land, contract, c)
-    return np.asarray(inner + (whole + apart * (1 + whole)) * (out.upper_abs() + inner) + c.omega_o)
+    # Not by adding a zero: a whole that is infinite would make it nan.
+    factor = whole if isinstance(apart, float) else whole + apart * (1 + whole)
+    return np.asarray(inner + factor * (out.upper_abs() + inner) + c.omega_o)
 
 
 def lse_bound(
