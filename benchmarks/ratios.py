@@ -15,7 +15,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """cost / unit, both sums of measured times (names of benchmarks, with a factor each); ``at_least``: more is better."""
+    """cost / unit, both sums of measured times (names of benchmarks, with a factor each); ``at_least``: more is
+    better."""
 
     name: str
     cost: tuple[tuple[str, float], ...]

@@ -54,18 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m data.capture", description="record real attention inputs"
-    )
-    parser.add_argument(
-        "--text", default="README.md", help="the text to run the model over (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=256, help="how many of its first tokens (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--layers", type=int, nargs="+", default=LAYERS, help="layers to store (default: %(default)s)"
-    )
+    parser = argparse.ArgumentParser(prog="python -m data.capture", description="record real attention inputs")
+    parser.add_argument("--text", default="README.md", help="the text to run the model over (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="how many of its first tokens (default: %(default)s)")
+    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="layers to store (default: %(default)s)")
     return parser.parse_args(arguments)
 
 
@@ -132,8 +124,7 @@ def _describe(recording: Recording, layer: int) -> dict[str, Any]:
     for name, residual in residuals.items():
         if not residual.share_of_bound <= 1:  # written so that NaN is refused too
             raise CaptureError(
-                f"layer {layer}: {name} differs by {residual.max_abs:.3g}, "
-                f"{residual.share_of_bound:.3g} of its bound"
+                f"layer {layer}: {name} differs by {residual.max_abs:.3g}, {residual.share_of_bound:.3g} of its bound"
             )
     _, weights, _ = checks.attention(*(x.astype(np.float64) for x in (r.q, r.k, r.v)))
     return {
@@ -193,9 +184,7 @@ def _store(provenance: dict[str, Any], contents: dict[str, bytes]) -> str:
     """Write provenance and files, unless only the date would change; what was done, in one line."""
     path = OUT / "provenance.json"
     date = _recorded_date(path)
-    if date is not None and all(
-        (OUT / f).is_file() and (OUT / f).read_bytes() == c for f, c in contents.items()
-    ):
+    if date is not None and all((OUT / f).is_file() and (OUT / f).read_bytes() == c for f, c in contents.items()):
         same = provenance | {"run": provenance["run"] | {"date": date}}
         if path.read_text(encoding="utf-8") == _json(same):
             return f"{OUT}: unchanged, same bytes as recorded on {date}"

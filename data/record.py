@@ -144,12 +144,9 @@ def record(model: Any, ids: list[int]) -> Recording:
         return _array(x.unflatten(-1, (-1, width)).transpose(0, 1))
 
     readings = tuple(
-        Reading(heads(before[i, "q"]), heads(before[i, "k"]), *(_array(x) for x in read[i]))
-        for i in sorted(read)
+        Reading(heads(before[i, "q"]), heads(before[i, "k"]), *(_array(x) for x in read[i])) for i in sorted(read)
     )
-    return Recording(
-        readings=readings, loss=loss, rope_base=float(model.config.rope_parameters["rope_theta"])
-    )
+    return Recording(readings=readings, loss=loss, rope_base=float(model.config.rope_parameters["rope_theta"]))
 
 
 def _array(x: Any) -> Float32:

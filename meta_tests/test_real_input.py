@@ -94,9 +94,7 @@ def test_the_layers_are_the_extremes_that_the_readme_names() -> None:
     diffuse = max(survey, key=lambda row: row["entropy_nats"])
     no_sink = min(survey, key=lambda row: row["sink_mass_mean"])
     sink = max(survey, key=lambda row: row["sink_mass_max"])
-    assert [load_layer(name).layer for name in captured_layers()] == [
-        row["layer"] for row in (diffuse, no_sink, sink)
-    ]
+    assert [load_layer(name).layer for name in captured_layers()] == [row["layer"] for row in (diffuse, no_sink, sink)]
     assert sink["score_range"] == max(row["score_range"] for row in survey)
     assert no_sink["k_std"] == max(row["k_std"] for row in survey)
     assert max(load_layer(captured_layers()[-1]).sink_mass) > 0.99
@@ -232,12 +230,7 @@ def test_the_rope_check_accepts_the_record_and_refuses_other_rotations() -> None
     assert checks.rope_residual(layer.k_pre, layer.k, 1e5).share_of_bound < 1
     assert checks.rope_residual(layer.k_pre, layer.k, 1.001e5).share_of_bound > 1
     assert checks.rope_residual(layer.k_pre, layer.k_pre, 1e5).share_of_bound > 1
-    assert (
-        checks.rope_residual(
-            layer.k_pre, interleaved(layer.k_pre, 1e5).astype(np.float32), 1e5
-        ).share_of_bound
-        > 1
-    )
+    assert checks.rope_residual(layer.k_pre, interleaved(layer.k_pre, 1e5).astype(np.float32), 1e5).share_of_bound > 1
     shifted = np.roll(layer.k, 1, axis=1)
     assert checks.rope_residual(np.roll(layer.k_pre, 1, axis=1), shifted, 1e5).share_of_bound > 1
 

@@ -37,7 +37,7 @@ _UNREADABLE = (
 )
 
 
-class DamagedCase(ValueError):  # noqa: N818 - the name says what was found
+class DamagedCase(ValueError):
     """A case file that cannot be read back; the message is one line and names the file."""
 
 

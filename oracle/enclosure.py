@@ -1,8 +1,8 @@
 """Enclosures of whole ops: evaluate a case block by block, row by row, as precisely as the question needs.
 
-A *block* is one head (or one matrix of rows for softmax); within it every output row is independent of the others, so any
-subset of rows can be certified alone. `enclose` evaluates a block in one arithmetic; `refine` evaluates chosen rows again in
-`arb` at a higher precision and puts them in place, in the manner of Ziv's adaptive evaluation.
+A *block* is one head (or one matrix of rows for softmax); within it every output row is independent of the others, so
+any subset of rows can be certified alone. `enclose` evaluates a block in one arithmetic; `refine` evaluates chosen rows
+again in `arb` at a higher precision and puts them in place, in the manner of Ziv's adaptive evaluation.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Enclosure:
 class Block:
     """One head evaluated on some of its rows.
 
-    key: index of the block in the leading dimensions of the outputs. rows [r]: which rows. values: the op's named parts as
-    opaque values of ``ar``. empty [r]: rows without a visible key. undefined [r]: rows that read a NaN or inf, whose exact
-    value does not exist. visible [r, n] or None. patches: parts replaced row by row at higher precision.
+    key: index of the block in the leading dimensions of the outputs. rows [r]: which rows. values: the op's named
+    parts as opaque values of ``ar``. empty [r]: rows without a visible key. undefined [r]: rows that read a NaN or
+    inf, whose exact value does not exist. visible [r, n] or None. patches: parts replaced row by row at higher
+    precision.
     """
 
     key: tuple[int, ...]

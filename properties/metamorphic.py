@@ -1,7 +1,8 @@
 """Relations between outputs of the same target on related inputs.
 
-Two outputs that are equal in exact arithmetic may differ by the sum of their two derived bounds; bit-equality is asked only where the
-relation makes every rounding identical (rows that do not see a changed key, scalings by powers of two).
+Two outputs that are equal in exact arithmetic may differ by the sum of their two derived bounds; bit-equality is
+asked only where the relation makes every rounding identical (rows that do not see a changed key, scalings by powers
+of two).
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def observe(bench: Bench, case: Case) -> Outputs:
 
 
 def full_bounds(bench: Bench, case: Case, outputs: Outputs) -> list[dict[str, Float64Array]]:
-    """Per form: each output's bound in the output's own shape; inf where nothing is promised (empty or undefined rows)."""
+    """Per form: each output's bound in the output's own shape; inf where nothing is promised (empty or undefined
+    rows)."""
     formats = {n: format_of(v) for n, v in outputs.items()}
     result = [{n: np.full(v.shape, np.inf) for n, v in outputs.items()} for _ in bench.forms]
     for block in enclose(case):

@@ -1,7 +1,8 @@
 """The spine: call the target, enclose the exact result, measure the error, judge it against the bound.
 
 `certify` is that sentence as a function, and most properties end in it. The decision per element is three-way: PASS if
-|error| + radius <= bound, FAIL if |error| - radius > bound, else the oracle is made more precise until it can tell, or UNDECIDED.
+|error| + radius <= bound, FAIL if |error| - radius > bound, else the oracle is made more precise until it can tell,
+or UNDECIDED.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def structure(bench: Bench, case: Case, observed: Observed) -> Judgement | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighed:
-    """One block judged: per form and output the largest ratio surely reached (``least``) and possibly reached (``most``)."""
+    """One block judged: per form and output the largest ratio surely reached (``least``) and possibly reached
+    (``most``)."""
 
     block: Block
     least: NDArray[np.float64]
@@ -116,7 +118,8 @@ def _ratios(
     *,
     first: bool,
 ) -> tuple[Float64Array, Float64Array, NDArray[np.bool_], int]:
-    """(least, most) ratio [form, output] over live elements; rows still undecided; elements exempt under the first form."""
+    """(least, most) ratio [form, output] over live elements; rows still undecided; elements exempt under the first
+    form."""
     least, most = np.zeros((len(bounded), len(found))), np.zeros((len(bounded), len(found)))
     straddling = np.zeros((len(bounded), len(live)), dtype=bool)
     coarse = np.zeros(len(live), dtype=bool)
@@ -136,7 +139,8 @@ def _ratios(
             if index == 0:
                 coarse |= (use & errors.finite & (errors.radius > bound / 100)).any(axis=1)
                 exempt += int((legal & live[:, None]).sum())
-    # Only the first form that may be kept needs an answer; the first question asked of the oracle is a hundredth of the bound.
+    # Only the first form that may be kept needs an answer; the first question asked of the oracle is a hundredth of
+    # the bound.
     unsure = straddling[_first_kept(least.max(axis=1))]
     return least, most, unsure | coarse if first else unsure, exempt
 
@@ -148,7 +152,8 @@ def _first_kept(ratios: Float64Array) -> int:
 
 
 def _interval(errors: Errors, bound: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """(least, most) of |error| / bound; 0 / 0 is 0, a non-finite observation is inf, an unbounded enclosure (0, inf)."""
+    """(least, most) of |error| / bound; 0 / 0 is 0, a non-finite observation is inf, an unbounded enclosure (0,
+    inf)."""
     with np.errstate(all="ignore"):
         low = np.where(errors.absolute > errors.radius, (errors.absolute - errors.radius) / bound, 0.0)
         high = np.where(errors.absolute + errors.radius > 0, (errors.absolute + errors.radius) / bound, 0.0)
@@ -239,7 +244,8 @@ def conclude(bench: Bench, case: Case, weighed: list[Weighed], forms: Sequence[C
 
 
 def _broken(forms: Sequence[Contract], names: Sequence[str], least: Float64Array) -> str:
-    """Which output breaks which form: "out in every form", or "lse in the plain form, out in the rounded row sum form"."""
+    """Which output breaks which form: "out in every form", or "lse in the plain form, out in the rounded row sum
+    form"."""
     places: dict[str, list[str]] = {}
     for form, row in zip(forms, least, strict=True):
         for name, ratio in zip(names, row, strict=True):

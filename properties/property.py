@@ -1,4 +1,5 @@
-"""What a property is: a check on one input, a way to draw inputs, and a deterministic list of edge inputs. A row in a table."""
+"""What a property is: a check on one input, a way to draw inputs, and a deterministic list of edge inputs. A row in a
+table."""
 
 from __future__ import annotations
 
@@ -26,9 +27,12 @@ def no_edges(bench: Bench) -> Iterable[Input]:
 class Property:
     """One row.
 
-    id: as in the catalogue (P1 ... P28, G3). title: what must hold, in a few words. op: the op it is about. check: judges one input.
-    search: the Hypothesis strategy of its inputs (None: only edges). edges: deterministic inputs, each with a record of its own.
-    needs: options or outputs without which the property cannot be asked (``lse``, ``is_causal``, ``attn_mask``, ``scale``, ...).
+    id: as in the catalogue (P1 ... P28, G3). title: what must hold, in a few words. op: the op it is about. check:
+    judges one input.
+    search: the Hypothesis strategy of its inputs (None: only edges). edges: deterministic inputs, each with a record
+    of its own.
+    needs: options or outputs without which the property cannot be asked (``lse``, ``is_causal``, ``attn_mask``,
+    ``scale``, ...).
     """
 
     id: str

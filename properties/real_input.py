@@ -93,9 +93,7 @@ def _tensors(path: Path, facts: dict[str, Any], length: int) -> dict[str, NDArra
     content = _read(path)
     found = hashlib.sha256(content).hexdigest()
     if found != facts["sha256"]:
-        raise DamagedCaptureError(
-            f"{path}: sha256 {found[:12]}.. where provenance.json has {facts['sha256'][:12]}.."
-        )
+        raise DamagedCaptureError(f"{path}: sha256 {found[:12]}.. where provenance.json has {facts['sha256'][:12]}..")
     try:
         tensors = load_safetensors(content)
     except SafetensorError as error:

@@ -1,18 +1,21 @@
 """Examine one property on one bench: its edge inputs one by one, then a Hypothesis search that shrinks what it finds.
 
-Every edge input gives a record. A search gives one: the smallest failing case, or the passing case nearest to its bound, with the number of
-cases tried. Shrinking stops after the profile's time: from then on only cases already known to fail count, which ends Hypothesis' search.
+Every edge input gives a record. A search gives one: the smallest failing case, or the passing case nearest to its
+bound, with the number of cases tried. Shrinking stops after the profile's time: from then on only cases already known
+to fail count, which ends Hypothesis' search.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed as seeded, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import seed as seeded
 
 from oracle.case import Case, save_case
 from properties.bench import Bench, Input
@@ -148,10 +151,8 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
         if nearest is None or _rank(judgement) > _rank(nearest[1]):
             nearest = (example, judgement)
 
-    try:
+    with contextlib.suppress(Refuted):
         drawn()
-    except Refuted:
-        pass
     found = smallest or nearest
     if found is None:
         return []

@@ -16,7 +16,8 @@ Part = tuple[Block, Mapping[str, Errors], Mapping[str, Bounded]]
 
 
 def trivially_accepted(case: Case, parts: Sequence[Part]) -> str:
-    """Names of wrong trivial outputs that every bound of the case accepts, joined; an empty string if the check means something."""
+    """Names of wrong trivial outputs that every bound of the case accepts, joined; an empty string if the check means
+    something."""
     judged = [(block, errors["out"], bounds["out"].bound) for block, errors, bounds in parts if "out" in errors]
     if not judged:
         return ""

@@ -34,9 +34,9 @@ class Basis(StrEnum):
 class Judgement:
     """The outcome of one check on one case.
 
-    ratio: worst |error| / bound over what was compared, None where the property has no bound. detail: one sentence saying what was
-    found. metrics: JSON-ready figures. forms: worst ratio under each legal form of the contract. worst: where and what the worst
-    element is (JSON-ready, exact values as hex).
+    ratio: worst |error| / bound over what was compared, None where the property has no bound. detail: one sentence
+    saying what was found. metrics: JSON-ready figures. forms: worst ratio under each legal form of the contract.
+    worst: where and what the worst element is (JSON-ready, exact values as hex).
     """
 
     verdict: Verdict
@@ -52,7 +52,8 @@ BAD = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.STALE_WAIVER})
 
 
 def exit_code(verdicts: Iterable[str]) -> int:
-    """0 all well; 1 any FAIL, ERROR or STALE_WAIVER; 3 any UNDECIDED or nothing checked (wrong use is 2, faults are 3)."""
+    """0 all well; 1 any FAIL, ERROR or STALE_WAIVER; 3 any UNDECIDED or nothing checked (wrong use is 2, faults are
+    3)."""
     seen = {Verdict(v) for v in verdicts}
     if seen & BAD:
         return 1

@@ -1,8 +1,8 @@
 """Eager attention: the formula written with one torch call per step, in the input's dtype and in float32.
 
-`attention` is what model code calls "eager": every intermediate is stored in the input's dtype (contract ``eager``). `attention_fp32`
-computes in float32 and rounds once (contract ``fp32``). Both give an LSE. Causal alignment is bottom_right; an empty row gives zeros
-and an LSE of -inf.
+`attention` is what model code calls "eager": every intermediate is stored in the input's dtype (contract ``eager``).
+`attention_fp32` computes in float32 and rounds once (contract ``fp32``). Both give an LSE. Causal alignment is
+bottom_right; an empty row gives zeros and an LSE of -inf.
 """
 
 from __future__ import annotations

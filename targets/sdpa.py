@@ -1,6 +1,7 @@
 """torch.nn.functional.scaled_dot_product_attention, one target per backend (PyTorch documentation, "SDPA").
 
-Causal alignment is top_left. No backend may be replaced by another: `sdpa_kernel` raises where the asked one cannot run.
+Causal alignment is top_left. No backend may be replaced by another: `sdpa_kernel` raises where the asked one cannot
+run.
 """
 
 from __future__ import annotations

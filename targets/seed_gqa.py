@@ -1,8 +1,9 @@
 """Grouped-query attention as a PyTorch module: projections, half-split rotation, causal SDPA, output projection.
 
-Written from the formulas of Ainslie et al. (arXiv 2305.13245) and of the half-split RoPE. `attention` is the module's core, called
-as a target: KV heads repeated to the query heads, then torch's SDPA. The math backend is asked for: the CPU flash backend turns a
-NaN in a query into zeros (pytorch/pytorch#141128), and the module's formula does not.
+Written from the formulas of Ainslie et al. (arXiv 2305.13245) and of the half-split RoPE. `attention` is the module's
+core, called
+as a target: KV heads repeated to the query heads, then torch's SDPA. The math backend is asked for: the CPU flash
+backend turns a NaN in a query into zeros (pytorch/pytorch#141128), and the module's formula does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Rotary position embedding in NumPy, interleaved pairs: each pair (x_2i, x_2i+1) is rotated by position x base^(-2i/d).
+"""Rotary position embedding in NumPy, interleaved pairs: each pair (x_2i, x_2i+1) is rotated by position x
+base^(-2i/d).
 
-Written from the formula of the RoFormer paper (Su et al., arXiv 2104.09864, equation 34). Angles and tables are float64, so the
-result is rounded once, to the input's dtype.
+Written from the formula of the RoFormer paper (Su et al., arXiv 2104.09864, equation 34). Angles and tables are
+float64, so the result is rounded once, to the input's dtype.
 """
 
 from __future__ import annotations

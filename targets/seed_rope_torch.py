@@ -1,7 +1,7 @@
 """Rotary position embedding in PyTorch, half-split pairs (x_i, x_i+d/2), in the common fp32 recipe.
 
-Frequencies, angles and cos/sin tables in float32, the rotation in float32, one rounding to the input's dtype: what GPT-NeoX and
-Llama code does when its tables stay in float32. Written from the formula x cos + rotate_half(x) sin.
+Frequencies, angles and cos/sin tables in float32, the rotation in float32, one rounding to the input's dtype: what
+GPT-NeoX and Llama code does when its tables stay in float32. Written from the formula x cos + rotate_half(x) sin.
 """
 
 from __future__ import annotations

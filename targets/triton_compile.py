@@ -34,9 +34,7 @@ class Build:
     value_dim: int = 64  # attention only
     is_causal: bool = False  # attention only
     layout: str = "half"  # rope only
-    all_ones: bool = (
-        False  # every size and stride is 1: Triton's launcher turns such arguments into constants
-    )
+    all_ones: bool = False  # every size and stride is 1: Triton's launcher turns such arguments into constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +78,7 @@ def compile_kernels(builds: Sequence[Build], *, timeout_s: float = 300.0) -> lis
     if run.returncode:
         raise RuntimeError(f"Triton did not compile the kernels:\n{run.stderr[-4000:]}")
     rows = json.loads(run.stdout.splitlines()[-1])
-    return [
-        Binary(**(row | {"build": Build(**row["build"]), "opcodes": tuple(row["opcodes"])})) for row in rows
-    ]
+    return [Binary(**(row | {"build": Build(**row["build"]), "opcodes": tuple(row["opcodes"])})) for row in rows]
 
 
 def _compile(build: Build) -> Binary:
@@ -114,9 +110,7 @@ def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], d
         from targets.triton_flash import attention_arguments, attention_kernel, attention_options
 
         kernel, options = attention_kernel, attention_options(build.head_dim, build.value_dim)
-        constants = attention_arguments(
-            build.head_dim, build.value_dim, is_causal=build.is_causal, return_lse=True
-        )
+        constants = attention_arguments(build.head_dim, build.value_dim, is_causal=build.is_causal, return_lse=True)
         special = {"lse_ptr": "*fp32", "scale": "fp32"}
     else:
         from targets.triton_rope import rope_arguments, rope_kernel
@@ -124,9 +118,7 @@ def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], d
         kernel, options = rope_kernel, {"num_warps": 4, "num_stages": 2}
         constants = rope_arguments(build.head_dim, build.head_dim, layout=build.layout)
         special = {"positions_ptr": "*i64", "frequencies_ptr": "*fp32"}
-    signature = {
-        name: special.get(name, pointer if name.endswith("_ptr") else "i32") for name in kernel.arg_names
-    }
+    signature = {name: special.get(name, pointer if name.endswith("_ptr") else "i32") for name in kernel.arg_names}
     if build.all_ones:
         constants |= {name: 1 for name, kind in signature.items() if kind == "i32" and name not in constants}
     signature |= dict.fromkeys(constants, "constexpr")

@@ -42,9 +42,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     """One program: one tile of queries of one head. Strides are in elements; out and lse are contiguous."""
     program = tl.program_id(0)
     tile = program % tiles
-    sequence = (program // tiles).to(
-        tl.int64
-    )  # 64 bits before any stride: tensors beyond 2^31 elements exist
+    sequence = (program // tiles).to(tl.int64)  # 64 bits before any stride: tensors beyond 2^31 elements exist
     batch = sequence // heads
     head = sequence % heads
     kv_head = head // group
@@ -150,9 +148,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def attention_arguments(
-    head_dim: int, value_dim: int, *, is_causal: bool, return_lse: bool
-) -> dict[str, Any]:
+def attention_arguments(head_dim: int, value_dim: int, *, is_causal: bool, return_lse: bool) -> dict[str, Any]:
     """The compile-time arguments of `attention_kernel`."""
     return {
         "HEAD_DIM": head_dim,

@@ -60,9 +60,7 @@ def prepare_environment() -> None:
     are then compiled ones, and an interpreted kernel that calls them fails.
     """
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError(
-            "triton was imported before TRITON_INTERPRET=1 was set; set it in the environment first"
-        )
+        raise RuntimeError("triton was imported before TRITON_INTERPRET=1 was set; set it in the environment first")
     os.environ["TRITON_INTERPRET"] = "1"
     # Nothing is compiled in this process from now on: this silences the warning of 3.9 and decides nothing.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
@@ -129,9 +127,7 @@ def narrow(values: NDArray[Any]) -> NDArray[np.uint16]:
     return np.where(np.isnan(single), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
-def fused_multiply_add(
-    x: NDArray[np.uint16], y: NDArray[np.uint16], z: NDArray[np.uint16]
-) -> NDArray[np.uint16]:
+def fused_multiply_add(x: NDArray[np.uint16], y: NDArray[np.uint16], z: NDArray[np.uint16]) -> NDArray[np.uint16]:
     """x * y + z on bfloat16 patterns with one rounding."""
     addend = widen(z).astype(np.float64)
     product = widen(x).astype(np.float64) * widen(y)  # exact: 16 bits, exponents far inside float64's
@@ -171,9 +167,7 @@ def repaired_bf16() -> Iterator[None]:
         for owner, name, function in replacements:
             setattr(owner, name, function)
         if not _self_check():
-            raise NotImplementedError(
-                f"bf16 in the interpreter of Triton {triton.__version__}: self-check failed"
-            )
+            raise NotImplementedError(f"bf16 in the interpreter of Triton {triton.__version__}: self-check failed")
         yield
     finally:
         for owner, name, function in originals:
@@ -303,9 +297,7 @@ def _self_check() -> bool:
         return it.TensorHandle(narrow(np.full((1, 1), value)), tl.bfloat16)
 
     b, zero = it.interpreter_builder, it.TensorHandle(np.zeros((1, 1), np.float32), tl.float32)
-    narrowed = b.create_fp_trunc(
-        it.TensorHandle(np.array([1 + 2**-7 + 2**-8], np.float32), tl.float32), tl.bfloat16
-    )
+    narrowed = b.create_fp_trunc(it.TensorHandle(np.array([1 + 2**-7 + 2**-8], np.float32), tl.float32), tl.bfloat16)
     return bool(
         narrowed.data.tolist() == narrow(np.array([1 + 2**-6])).tolist()
         and b.create_fp_ext(bf16(-3.0), tl.float32).data.tolist() == [[-3.0]]

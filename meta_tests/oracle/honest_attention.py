@@ -1,14 +1,16 @@
 """Attention kernels in real float32 (or float64) arithmetic that keep their contract: what no bound may reject.
 
-`run` evaluates one head by the steps of a `Kernel`. Everything a contract leaves open is a field: the form of the exponent, the
-order of sums, tiles, splits, where the scale goes, which error exp makes within its limit. Shares no code with the oracle but
-the rounding to a format.
+`run` evaluates one head by the steps of a `Kernel`. Everything a contract leaves open is a field: the form of the
+exponent, the order of sums, tiles, splits, where the scale goes, which error exp makes within its limit. Shares no
+code with the oracle but the rounding to a format.
 
-Shapes: q [Sq, D], k [Sk, D], v [Sk, Dv], visible bool [Sq, Sk], bias [Sq, Sk] or None; float64 arrays that hold stored numbers.
+Shapes: q [Sq, D], k [Sk, D], v [Sk, Dv], visible bool [Sq, Sk], bias [Sq, Sk] or None; float64 arrays that hold
+stored numbers.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +29,11 @@ LN_2 = 0.6931471805599453
 class Kernel:
     """An honest kernel. ``contract``: the fields it declares; ``formats``: the input formats it is run in.
 
-    exponent: ``natural`` exp(t alpha - m); ``scaled`` exp2(t alpha2 - M); ``fma`` exp2(fma(t, alpha2, -m alpha2)); ``late``
-    exp2((t - m) alpha2). alpha2 = alpha log2 e. scale_on: ``scores``, ``q`` (in float32), ``sqrt`` (both, in float32),
-    ``q_stored``, ``sqrt_stored`` (in the input format). order: of every sum. spite: whose exp errs at its limit, that of
-    ``weights`` (as ``push`` says) or of ``rescale`` (always low); exp_error: that limit, four units if None.
+    exponent: ``natural`` exp(t alpha - m); ``scaled`` exp2(t alpha2 - M); ``fma`` exp2(fma(t, alpha2, -m alpha2));
+    ``late`` exp2((t - m) alpha2). alpha2 = alpha log2 e. scale_on: ``scores``, ``q`` (in float32), ``sqrt`` (both, in
+    float32), ``q_stored``, ``sqrt_stored`` (in the input format). order: of every sum. spite: whose exp errs at its
+    limit, that of ``weights`` (as ``push`` says) or of ``rescale`` (always low); exp_error: that limit, four units if
+    None.
     in_place: P V adds key by key to the running output instead of a fresh sum per tile.
     """
 
@@ -204,7 +207,7 @@ def _run(
     keys = k.shape[0]
     borders = [keys * i // kernel.splits for i in range(kernel.splits + 1)]
     parts = []
-    for a, b in zip(borders[:-1], borders[1:], strict=True):
+    for a, b in itertools.pairwise(borders):
         if b > a:
             part_push = push[:, a:b] if isinstance(push, np.ndarray) and push.shape[1] == keys else push
             part_bias = None if added is None else added[:, a:b]

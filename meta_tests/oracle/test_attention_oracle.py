@@ -1,4 +1,5 @@
-"""Attention: the formula against a second witness, enclosures in arb and ball, other evaluation orders, special values."""
+"""Attention: the formula against a second witness, enclosures in arb and ball, other evaluation orders, special
+values."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ Row = dict[str, Any]
 def witness(case: Case) -> dict[tuple[int, int, int], Row]:
     """(b, h, i) -> S by visible key, L and O of that row in mpmath; an empty row has neither L nor O.
 
-    exp(S) is summed as it is: mpmath's exponents have no limit, so no maximum is needed. ``reach`` is the size of what was
-    added up, so that 10^-DIGITS times it is how far rounding can have moved S and L.
+    exp(S) is summed as it is: mpmath's exponents have no limit, so no maximum is needed. ``reach`` is the size of
+    what was added up, so that 10^-DIGITS times it is how far rounding can have moved S and L.
     """
     q, k, v = (case.arrays[name].astype(np.float64) for name in ("q", "k", "v"))
     batch, heads, rows, dim = q.shape
@@ -78,7 +79,8 @@ def witness(case: Case) -> dict[tuple[int, int, int], Row]:
 
 @dataclass(frozen=True)
 class Entry:
-    """One exact number of one head: part, row and column in the block, value, and by how much the witness may be off."""
+    """One exact number of one head: part, row and column in the block, value, and by how much the witness may be
+    off."""
 
     part: str
     row: int

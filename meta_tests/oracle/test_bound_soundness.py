@@ -1,7 +1,8 @@
 """Attention bounds against honest kernels, against defects, and against a second evaluation of the same formula.
 
-A short run of the attack: each honest kernel of `honest_attention` meets every family of inputs, and none may exceed the bound of its
-own contract. ``-m deep`` runs more seeds. What is tried, what was found and the worst ratios: docs/bounds.md.
+A short run of the attack: each honest kernel of `honest_attention` meets every family of inputs, and none may exceed
+the bound of its own contract. ``-m deep`` runs more seeds. What is tried, what was found and the worst ratios:
+docs/bounds.md.
 """
 
 from __future__ import annotations
@@ -268,9 +269,9 @@ DEFECTS: dict[str, tuple[Kernel, str, str, str]] = {
         "fp32",
         "lse",
     ),
-    "coarse exp undeclared": (Kernel({"preset": "flash"}, spite="rescale", exp_error=2.0**-8), "growing", "fp32", "lse"),
-    "accumulator in fp16 undeclared": (Kernel({"preset": "flash"}, accumulator="fp16", in_place=True), "ties", "fp16", "out"),
-    "eager in one store of three": (Kernel({"preset": "sdpa_math"}, stores=2, normalised=True, tile=4096), "wide logits", "bf16", "lse"),
+    "coarse exp undeclared": (Kernel({"preset": "flash"}, spite="rescale", exp_error=2.0**-8), "growing", "fp32", "lse"),  # noqa: E501
+    "accumulator in fp16 undeclared": (Kernel({"preset": "flash"}, accumulator="fp16", in_place=True), "ties", "fp16", "out"),  # noqa: E501
+    "eager in one store of three": (Kernel({"preset": "sdpa_math"}, stores=2, normalised=True, tile=4096), "wide logits", "bf16", "lse"),  # noqa: E501
 }  # fmt: skip
 
 

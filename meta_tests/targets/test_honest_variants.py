@@ -59,9 +59,7 @@ def random(generator: torch.Generator, dtype: str, *shape: int) -> Tensor:
 
 
 def attention_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
-    def qkv(
-        rows: int, keys: int, *, heads: int = 1, shared: int = 1, dim: int = 5, value: int = 3
-    ) -> dict[str, Any]:
+    def qkv(rows: int, keys: int, *, heads: int = 1, shared: int = 1, dim: int = 5, value: int = 3) -> dict[str, Any]:
         shapes = {"q": (2, heads, rows, dim), "k": (2, shared, keys, dim), "v": (2, shared, keys, value)}
         arguments: dict[str, Any] = {n: random(generator, dtype, *shape) for n, shape in shapes.items()}
         return arguments | {"return_lse": True}
@@ -73,12 +71,8 @@ def attention_cases(generator: torch.Generator, dtype: str) -> list[dict[str, An
     hidden[0, 0, 0] = True
     hidden[1, 0, 1, :64] = True
     cases.append(qkv(3, 70, heads=2) | {"attn_mask": ~hidden})
-    cases.append(
-        qkv(3, 70, heads=2) | {"attn_mask": torch.where(hidden, -torch.inf, random(generator, dtype, 3, 70))}
-    )
-    cases.append(
-        qkv(20, 70) | {"attn_mask": torch.rand(20, 70, generator=generator) < 0.9, "is_causal": True}
-    )
+    cases.append(qkv(3, 70, heads=2) | {"attn_mask": torch.where(hidden, -torch.inf, random(generator, dtype, 3, 70))})
+    cases.append(qkv(20, 70) | {"attn_mask": torch.rand(20, 70, generator=generator) < 0.9, "is_causal": True})
     return cases
 
 
@@ -113,8 +107,7 @@ def rope_apply_cases(generator: torch.Generator, dtype: str) -> list[dict[str, A
     angle = torch.rand(5, 3, generator=generator) * 6
     tables = {"cos": angle.cos().to(DTYPES[dtype]), "sin": angle.sin().to(DTYPES[dtype])}
     return [
-        {"x": random(generator, dtype, 2, 3, 5, 8), **tables, "layout": layout}
-        for layout in ("half", "interleaved")
+        {"x": random(generator, dtype, 2, 3, 5, 8), **tables, "layout": layout} for layout in ("half", "interleaved")
     ]
 
 
@@ -139,17 +132,13 @@ def test_agrees_with_plain_loops(row: Honest, dtype: str) -> None:
     for arguments in CASES[row.op](generator, dtype):
         kept = {name: value.clone() for name, value in arguments.items() if isinstance(value, Tensor)}
         result = function(**arguments)
-        described = ", ".join(
-            f"{n}={tuple(v.shape) if isinstance(v, Tensor) else v}" for n, v in arguments.items()
-        )
+        described = ", ".join(f"{n}={tuple(v.shape) if isinstance(v, Tensor) else v}" for n, v in arguments.items())
         exact = reference(**arguments)
         if row.name in COARSE and dtype in ("fp16", "bf16"):
             coarser = ROUNDOFF[dtype] / 2.0**-24
             exact = [one._replace(computed=one.computed * coarser) for one in exact]
         assert_close(result, exact, dtype, described=described)
-        assert all(
-            torch.equal(arguments[name], value) for name, value in kept.items() if not value.isnan().any()
-        )
+        assert all(torch.equal(arguments[name], value) for name, value in kept.items() if not value.isnan().any())
 
 
 @pytest.mark.parametrize("row", HONEST, ids=lambda row: row.name)

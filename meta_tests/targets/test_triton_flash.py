@@ -40,9 +40,7 @@ def reference(q, k, v, *, scale=None, is_causal=False, offset=None):
     queries, keys = s.shape[-2:]
     visible = np.ones((queries, keys), bool)
     if is_causal:
-        visible = np.arange(keys) <= np.arange(queries)[:, None] + (
-            keys - queries if offset is None else offset
-        )
+        visible = np.arange(keys) <= np.arange(queries)[:, None] + (keys - queries if offset is None else offset)
     s = np.where(visible, s, -np.inf)
     m = s.max(-1, keepdims=True, initial=-np.inf)
     m = np.where(np.isinf(m), 0.0, m)
@@ -55,9 +53,7 @@ def reference(q, k, v, *, scale=None, is_causal=False, offset=None):
 
     tiles = -(-keys // TILE_K)
     eps = (dim + 8) * u * magnitude
-    rho = np.where(
-        visible, eps + 8 * u * (m - np.where(visible, s, m) + 2 * eps.max(-1, keepdims=True, initial=0)), 0
-    )
+    rho = np.where(visible, eps + 8 * u * (m - np.where(visible, s, m) + 2 * eps.max(-1, keepdims=True, initial=0)), 0)
     rho = rho.max(-1, keepdims=True, initial=0) + (tiles + 1) * 2.0**-22
     spread_v = p @ np.abs(v)
     sums = (keys + 2 * tiles + 8) * u
@@ -98,9 +94,7 @@ SHAPES = [  # q shape, keys, KV heads, value dimension
 @pytest.mark.parametrize(("q_shape", "keys", "kv_heads", "value_dim"), SHAPES)
 def test_matches_float64(q_shape, keys, kv_heads, value_dim, is_causal, dtype):
     check(*case(q_shape, keys, kv_heads, value_dim, dtype), is_causal=is_causal)
-    check(
-        *case(q_shape, keys, kv_heads, value_dim, dtype, seed=1, spread=6.0), is_causal=is_causal, scale=0.37
-    )
+    check(*case(q_shape, keys, kv_heads, value_dim, dtype, seed=1, spread=6.0), is_causal=is_causal, scale=0.37)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -141,9 +135,7 @@ def test_layout_does_not_matter(dtype):
 def test_what_lies_behind_the_last_key_does_not_matter(rubbish, dtype):
     q, k, v = case((1, 2, 20, 24), 45, 2, 24, dtype)
     cache = [torch.nn.functional.pad(t, (0, 0, 0, 50), value=rubbish)[:, :, :45] for t in (k, v)]
-    for got, want in zip(
-        attention(q, *cache, return_lse=True), attention(q, k, v, return_lse=True), strict=True
-    ):
+    for got, want in zip(attention(q, *cache, return_lse=True), attention(q, k, v, return_lse=True), strict=True):
         assert torch.equal(got, want)
 
 

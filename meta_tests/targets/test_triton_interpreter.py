@@ -108,9 +108,7 @@ def patterns(seed: int, *, finite: bool = False) -> torch.Tensor:
     """bfloat16 values of every kind: numbers near 1, where roundings differ, subnormals, specials, any."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 1 << 16, SIZE, dtype=np.uint16)
-    bits[: SIZE // 2] = (rng.integers(120, 134, SIZE // 2) << 7 | rng.integers(0, 128, SIZE // 2)).astype(
-        np.uint16
-    )
+    bits[: SIZE // 2] = (rng.integers(120, 134, SIZE // 2) << 7 | rng.integers(0, 128, SIZE // 2)).astype(np.uint16)
     bits[: SIZE // 2] |= (rng.integers(0, 2, SIZE // 2) << 15).astype(np.uint16)
     bits[SIZE // 2 : SIZE // 2 + 64] &= 0x80FF
     if finite:
@@ -129,9 +127,7 @@ def nearest(exact: Fraction) -> float:
     """The bfloat16 nearest to an exact number, ties to even: by definition, from its two neighbours."""
     guess = widen(narrow(np.array([float(exact)], np.float32)))[0]
     around = [float(widen(np.array([int(bits)], np.uint16))[0]) for bits in _adjacent(guess)]
-    return min(
-        around, key=lambda value: (abs(Fraction(value) - exact), int(narrow(np.float32([value]))[0]) & 1)
-    )
+    return min(around, key=lambda value: (abs(Fraction(value) - exact), int(narrow(np.float32([value]))[0]) & 1))
 
 
 def _fused(x: float, y: float) -> float:
@@ -157,9 +153,7 @@ EXPECTED = {
     "less": lambda x, y: (x < y).bfloat16(),
     "equal": lambda x, y: (x == y).bfloat16(),
     "where": lambda x, y: torch.where(x < y, x, y),
-    "fma": lambda x, y: torch.tensor(
-        [_fused(*row) for row in zip(x.tolist(), y.tolist(), strict=True)]
-    ).bfloat16(),
+    "fma": lambda x, y: torch.tensor([_fused(*row) for row in zip(x.tolist(), y.tolist(), strict=True)]).bfloat16(),
 }
 ROW_EXPECTED = {
     "sum": lambda x: x.sum(1),
@@ -320,9 +314,7 @@ def test_fused_multiply_add_rounds_once() -> None:
     y = np.array([1.5, 1.5, 1.5, 2.0], np.float32)
     z = np.array([2.0**-100, -(2.0**-100), 2.0**-100, -6.0], np.float32)
     got = widen(fused_multiply_add(*(narrow(side) for side in (x, y, z))))
-    exact = [
-        Fraction(float(p)) * Fraction(float(q)) + Fraction(float(r)) for p, q, r in zip(x, y, z, strict=True)
-    ]
+    exact = [Fraction(float(p)) * Fraction(float(q)) + Fraction(float(r)) for p, q, r in zip(x, y, z, strict=True)]
     assert [float(value) for value in got] == [nearest(value) for value in exact]
     assert got[0] != got[1]  # the third operand was seen
     rng = np.random.default_rng(9)

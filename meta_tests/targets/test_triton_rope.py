@@ -31,11 +31,7 @@ def reference(x, positions, *, base=10000.0, layout="half", rotary_dim=None):
     positions = np.broadcast_to(positions, (x.shape[0], x.shape[2]))[:, None, :, None]
     pair = np.arange(rotary_dim // 2)
     angle = positions * np.power(float(base), -2.0 * pair / rotary_dim)
-    d_angle = (
-        np.abs(angle)
-        * (np.where(pair == 0, 0.0, U) + U + np.where(np.abs(positions) > 2**24, U, 0.0))
-        * (1 + U)
-    )
+    d_angle = np.abs(angle) * (np.where(pair == 0, 0.0, U) + U + np.where(np.abs(positions) > 2**24, U, 0.0)) * (1 + U)
     d_table = np.minimum(2.0, d_angle) + 4 * U
     first, second = columns(rotary_dim, layout)
     a, b = x[..., first], x[..., second]
@@ -66,9 +62,7 @@ POSITIONS = torch.tensor([0, 1, 2, 40, 1000, 4097, 65537, 10**6 + 3, 2**24 - 1, 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("dim", "rotary_dim"), [(64, None), (64, 32), (80, 20), (6, 6), (2, None), (7, 4), (128, 126)]
-)
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(64, None), (64, 32), (80, 20), (6, 6), (2, None), (7, 4), (128, 126)])
 def test_matches_float64(dim, rotary_dim, layout, dtype):
     x = case((2, 3, 10, dim), dtype)
     check(x, POSITIONS, layout=layout, rotary_dim=rotary_dim)

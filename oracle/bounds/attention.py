@@ -2,8 +2,8 @@
 
     |dO| <= E + H (|O| + E) + omega_o,   E = W + kP Z + U        (terms: `oracle.bounds.forward`)
 
-Score error, with A_j = alpha sum |q||k_j|: the dot product's chain, roundings of the scale and of stored operands (which follow
-A, not S), stored scores (which follow |S|), bias. Sums over visible keys; a row without any has no bound.
+Score error, with A_j = alpha sum |q||k_j|: the dot product's chain, roundings of the scale and of stored operands
+(which follow A, not S), stored scores (which follow |S|), bias. Sums over visible keys; a row without any has no bound.
 """
 
 from __future__ import annotations
@@ -177,5 +177,6 @@ def _rows_may_overflow(
 
 
 def _limit(name: str) -> float:
-    # A sum whose weights are all off by their own errors as well; those are well below a factor of two where it matters.
+    # A sum whose weights are all off by their own errors as well; those are well below a factor of two where it
+    # matters.
     return format_named(name).max_finite / 2

@@ -1,7 +1,8 @@
 """Contracts: the precision that a target claims for each stage, their presets, forms and ladder.
 
-A *preset* is a set of legal *forms* (evaluation orders); a target keeps it if one form is kept by all its cases. Every field is
-a claim about the implementation; the numbers that bounds are made of follow from the fields (`Constants`).
+A *preset* is a set of legal *forms* (evaluation orders); a target keeps it if one form is kept by all its cases.
+Every field is a claim about the implementation; the numbers that bounds are made of follow from the fields
+(`Constants`).
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class Contract:
     tile, splits, lag: keys a tile if every tile has a fresh accumulator; split-KV parts; lag of a lazy maximum, nats.
     exp: largest relative error of exp. output, flush: output format; whether stages flush subnormals.
     lse: ``natural``, ``base2`` or ``absent``. angle, table, rotate: rope stages (None: compute).
-    exponent: softmax: ``natural`` exp(x - m); ``exp2`` by one product with log2 e after or fused with the shift; ``scaled`` if
-    x log2 e is rounded before the shift. from_lse: softmax, whether the result is formed from a rounded L.
+    exponent: softmax: ``natural`` exp(x - m); ``exp2`` by one product with log2 e after or fused with the shift;
+    ``scaled`` if x log2 e is rounded before the shift. from_lse: softmax, whether the result is formed from a rounded
+    L.
     form, latent, up: mla: ``materialised`` or ``absorbed``; formats of the latent sum and of up-projected k, v or q
     (None: compute).
     """
@@ -77,10 +79,12 @@ class Contract:
 class Constants:
     """The numbers that one contract gives for one input format.
 
-    u, w: unit roundoff and smallest normal of the compute format. e_exp, e_b, e_log: relative errors of exp, of exp in rescales
-    and of log; e_ln: absolute error of log. u_X, omega_X: relative and absolute rounding of X (div: division, o: output, P: the
-    cast weights, S: stored scores, q, k, v: operands of a product). omega_in: absolute error of an entry of q or k, scaled or
-    not, next to zero. w_acc: what one step of the P.V accumulator can lose next to zero.
+    u, w: unit roundoff and smallest normal of the compute format. e_exp, e_b, e_log: relative errors of exp, of exp
+    in rescales and of log; e_ln: absolute error of log. u_X, omega_X: relative and absolute rounding of X (div:
+    division, o:
+    output, P: the
+    cast weights, S: stored scores, q, k, v: operands of a product). omega_in: absolute error of an entry of q or k,
+    scaled or not, next to zero. w_acc: what one step of the P.V accumulator can lose next to zero.
     """
 
     u: float
@@ -127,7 +131,8 @@ def constants(contract: Contract, input_format: Format) -> Constants:
     operand = FORMATS["tf32"].unit_roundoff if tf32 else 0.0
     prescale = {"none": 0.0, "compute": u, "input": max(u, input_format.unit_roundoff)}[contract.qk_prescale]
     e_exp = contract.exp if contract.exp is not None else 4 * u
-    # Inputs that are flushed or cut to tf32 lose an absolute amount next to zero, and so does a scale multiplied into q.
+    # Inputs that are flushed or cut to tf32 lose an absolute amount next to zero, and so does a scale multiplied into
+    # q.
     lost = input_format.smallest_normal if contract.flush else 0.0
     lost += _omega(FORMATS["tf32"], contract.flush) if tf32 else 0.0
     stored = {"none": 0.0, "compute": 0.0, "input": _omega(input_format, contract.flush)}[contract.qk_prescale]
@@ -203,8 +208,8 @@ def tiles(contract: Contract, keys: int) -> int:
 def rescale_error(contract: Contract, c: Constants, keys: int) -> float:
     """E = -ln(1 - e_exp) - R ln(1 - e_b), R = T - 1 rescales of a running maximum.
 
-    R = 0 where whole rows of scores pass from one call to the next (eager, sdpa_math). Other kernels that divide P first know l
-    from an earlier sweep, which may have rescaled it.
+    R = 0 where whole rows of scores pass from one call to the next (eager, sdpa_math). Other kernels that divide P
+    first know l from an earlier sweep, which may have rescaled it.
     """
     whole_rows = contract.normalised_p and (contract.score_stores > 0 or contract.qk_prescale != "none")
     rescales = 0 if whole_rows else tiles(contract, keys) - 1

@@ -31,7 +31,8 @@ from oracle.enclosure import Block, Enclosure
 from oracle.formats import Float64Array, Format
 
 LARGEST_EXPONENT = 600.0
-# Roundings of one score (scale constant, log2 e, product, multiply; bias and slope) and of its exponent, and of |m|, |L| in L.
+# Roundings of one score (scale constant, log2 e, product, multiply; bias and slope) and of its exponent, and of |m|,
+# |L| in L.
 SCORE_ROUNDINGS, SCORE_ROUNDINGS_WITH_BIAS, EXPONENT_ROUNDINGS = 6, 8, 6
 MAX_ROUNDINGS, LSE_ROUNDINGS = 4, 3
 
@@ -106,7 +107,8 @@ def dot_scores_error(
     with_bias: bool,
     operands: Float64Array | float = 0.0,
 ) -> Float64Array:
-    """eps of S = scale q.k from A = alpha sum |q||k| (``magnitude`` [r, n]): chain, stored operands, roundings, underflow.
+    """eps of S = scale q.k from A = alpha sum |q||k| (``magnitude`` [r, n]): chain, stored operands, roundings,
+    underflow.
 
     ``operands`` [r, n], [r, 1] or a number: sum |q| + sum |k|, which absolute errors of q and k next to zero meet.
     """
@@ -158,8 +160,8 @@ def sweeps_apart(
 ) -> Float64Array | float:
     """Relative error [r, 1] of l, summed in an earlier sweep, against the weights that it divides in a normalised P.
 
-    The scores are the same in both sweeps, but the first takes exp about running maxima and rescales; the second does not.
-    Where nothing is rescaled the weights are the same numbers.
+    The scores are the same in both sweeps, but the first takes exp about running maxima and rescales; the second does
+    not. Where nothing is rescaled the weights are the same numbers.
     """
     alone = -log1p(-c.e_exp)
     rescaled = rescale_error(contract, c, land.keys)
@@ -178,7 +180,8 @@ def sweeps_apart(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tilted:
-    """The weights at their worst: upper T [r, n], T F [r, n], G [r, 1], and rows where these exceed float64's comfort."""
+    """The weights at their worst: upper T [r, n], T F [r, n], G [r, 1], and rows where these exceed float64's
+    comfort."""
 
     upper: Float64Array
     moved: Float64Array
@@ -220,7 +223,8 @@ def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible
     reach = out.rad + np.abs(out.lo)
     largest = np.where(count > 0, np.maximum(np.abs(high), np.abs(low)), 0.0)
     farthest = np.where(count > 0, np.maximum(high - out.hi, out.hi - low) + reach, 0.0)
-    # |v - O| = 2 max(v, O) - v - O, so that one pass a row is enough; one row at a time, along the keys, stays in cache.
+    # |v - O| = 2 max(v, O) - v - O, so that one pass a row is enough; one row at a time, along the keys, stays in
+    # cache.
     raised, larger = [np.empty((rows, width)) for _ in weights], np.empty_like(across)
     for i in range(rows):
         np.maximum(across, out.hi[i, :, None], out=larger)
@@ -237,7 +241,8 @@ def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible
 
 
 def _extremes(across: Float64Array, visible: NDArray[np.bool_]) -> tuple[Float64Array, Float64Array]:
-    """Largest and smallest visible entry: across [Dv, n], visible [r, n] -> two of [r, Dv]; -inf and inf for an empty row."""
+    """Largest and smallest visible entry: across [Dv, n], visible [r, n] -> two of [r, Dv]; -inf and inf for an empty
+    row."""
     rows, n = visible.shape
     high, low = np.full((rows, len(across)), -np.inf), np.full((rows, len(across)), np.inf)
     count = np.asarray(visible.sum(axis=1))
@@ -269,7 +274,8 @@ def cast_part(tilted: Tilted, v_magnitude: Float64Array, largest: Float64Array) 
 
 
 def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
-    """kP: relative error of the cast of P, of v's operand rounding and of the accumulation (and of p's own division)."""
+    """kP: relative error of the cast of P, of v's operand rounding and of the accumulation (and of p's own
+    division)."""
     cast = 0.0 if contract.row_sum == "rounded" else c.u_P
     parts = [cast, c.u_v, accumulation_error(contract, c, land.keys)]
     if contract.normalised_p:

@@ -3,20 +3,22 @@
     S = scale q k^T (+ bias),  L_i = ln sum_j exp S_ij,  O = softmax(S) v,  sums over the visible keys of each row.
 
 Shapes, one head: q [Sq, D], k [Sk, D], v [Sk, Dv], visible bool [Sq, Sk], bias [Sq, Sk] or None; S [Sq, Sk], L [Sq, 1],
-O [Sq, Dv]. Exclusion is a boolean, never an added -inf. A row without visible keys (an *empty row*) has S, O and L that mean
-nothing; its value is a convention of the target, judged apart.
+O [Sq, Dv]. Exclusion is a boolean, never an added -inf. A row without visible keys (an *empty row*) has S, O and L
+that mean nothing; its value is a convention of the target, judged apart.
 
-`attention` is the definition; `attention_tiled` the online-softmax recurrence (Milakov and Gimelshein 2018, arXiv 1805.02867;
-Dao et al. 2022, arXiv 2205.14135, algorithm 1) and `attention_split` its merge by LSE (flash decoding). All three are the
+`attention` is the definition; `attention_tiled` the online-softmax recurrence (Milakov and Gimelshein 2018, arXiv
+1805.02867; Dao et al. 2022, arXiv 2205.14135, algorithm 1) and `attention_split` its merge by LSE (flash decoding).
+All three are the
 same real function: the `mp` arithmetic shows it to the last digits.
 
-Why the enclosures are rigorous: any exact number may be subtracted from every exponent of a row without changing O or L, so
-the shift taken from midpoints is exact; every other step is an inclusion-preserving operation of the arithmetic.
+Why the enclosures are rigorous: any exact number may be subtracted from every exponent of a row without changing O or
+L, so the shift taken from midpoints is exact; every other step is an inclusion-preserving operation of the arithmetic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,10 +147,11 @@ def attention_split(
     splits: int,
     bias: Value | None = None,
 ) -> tuple[Value, Value]:
-    """(O, L) by evaluating ``splits`` ranges of keys apart and merging them by their LSEs (split-KV, flash decoding)."""
+    """(O, L) by evaluating ``splits`` ranges of keys apart and merging them by their LSEs (split-KV, flash
+    decoding)."""
     edges = np.linspace(0, visible.shape[1], splits + 1).astype(int)
     parts = []
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in pairwise(edges):
         if start == stop:
             continue
         part_bias = None if bias is None else ar.columns(bias, int(start), int(stop))

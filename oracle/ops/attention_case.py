@@ -1,7 +1,8 @@
 """Attention as a case: shapes, visibility (causal, boolean mask), options, and the evaluation of one head.
 
-Options (OPS): scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float), causal_alignment
-(``top_left`` or ``bottom_right``; matters only where Sq != Sk). Query head h reads KV head h // (Hq / Hkv).
+Options (OPS): scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float),
+causal_alignment (``top_left`` or ``bottom_right``; matters only where Sq != Sk). Query head h reads KV head h // (Hq
+/ Hkv).
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ def check(case: Case) -> None:
 
 def visibility(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.bool_]:
     """[r, Sk]: which keys each row may attend to (causal rule and boolean mask)."""
-    b, h = key
     sq, sk = case.arrays["q"].shape[2], case.arrays["k"].shape[2]
     visible = np.ones((len(rows), sk), dtype=bool)
     if case.options.get("is_causal"):
@@ -105,7 +105,8 @@ def scale_float(case: Case) -> float:
 def clean_head(
     case: Case, key: tuple[int, ...], rows: Rows
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | None, NDArray[np.bool_], NDArray[np.bool_]]:
-    """(q, k, v, bias, visible, undefined) with everything non-finite set to zero; rows that read some are `undefined`."""
+    """(q, k, v, bias, visible, undefined) with everything non-finite set to zero; rows that read some are
+    `undefined`."""
     q, k, v, bias = head_inputs(case, key, rows)
     visible = visibility(case, key, rows)
     undefined = np.zeros(len(rows), dtype=bool)

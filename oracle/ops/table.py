@@ -17,8 +17,9 @@ from oracle.formats import Float64Array
 class Op:
     """One row.
 
-    inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical keyword
-    names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`. output_shapes: name -> shape for a case.
+    inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical
+    keyword names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`. output_shapes: name ->
+    shape for a case.
     model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them.
     """
 
