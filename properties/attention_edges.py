@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def logit_sweep(bench: Bench) -> Iterator[Input]:
 def hidden_ranges(bench: Bench) -> Iterator[Input]:
     """Scores far from 0 in rows of which whole tiles are hidden, at either end: a 0 stored for those must not win."""
     for size in (-150.0, -1e3, 1e3):
-        options = [{"is_causal": True}] if bench.has("is_causal") else []
+        options: list[dict[str, Any]] = [{"is_causal": True}] if bench.has("is_causal") else []
         options += [{"mask": Mask("bool", hides)} for hides in ("first", "last") if bench.has("attn_mask")]
         for more in options:
             features = {"sweep": "hidden", "logit_size": size}
@@ -187,7 +188,7 @@ def needle_edges(bench: Bench) -> Iterator[Input]:
 
 def option_edges(bench: Bench) -> Iterator[Input]:
     """Every option that the target has, at values far from its default."""
-    common = {"sq": 9, "sk": 21, "dims": 32}
+    common: dict[str, Any] = {"sq": 9, "sk": 21, "dims": 32}
     for scale in (1.0, 0.5, 0.01):
         yield strategies.attention_input(bench, scale=scale, **common)
     yield strategies.attention_input(bench, is_causal=True, **common)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.formats import format_of
@@ -170,10 +171,9 @@ class _Probes:
 
 def _holds(found: _Found, probes: _Probes) -> bool:
     """Whether it fits fresh numbers in the same shapes as well, and tells somewhere. Fitted rows need only tell."""
+    alive, tells = found.match.fits.copy(), found.match.convinces()
     if found.c.fitted:
-        return found.match.tells
-    tells = found.match.convinces()
-    alive = found.match.fits.copy()
+        return bool((alive & found.match.tells).any())
     for probe in probes.fresh() + (probes.ranges() if found.hypothesis.ranged else []):
         fares = found.on(probe)
         if fares is None:
@@ -184,8 +184,8 @@ def _holds(found: _Found, probes: _Probes) -> bool:
         alive &= fares.fits | _excused(found, probe)
         if not alive.any():
             return False
-        tells = tells or fares.convinces()
-    return tells or any(_convinces_on(found, probe) for probe in probes.wider())
+        tells = tells | fares.convinces()
+    return bool((alive & tells).any()) or any(_convinces_on(found, probe, alive) for probe in probes.wider())
 
 
 def _excused(found: _Found, probe: Scene) -> bool:
@@ -193,9 +193,9 @@ def _excused(found: _Found, probe: Scene) -> bool:
     return bool(ORDERED & set(found.c.contract)) and allowed(probe, found.c)
 
 
-def _convinces_on(found: _Found, probe: Scene) -> bool:
+def _convinces_on(found: _Found, probe: Scene, alive: NDArray[np.bool_]) -> bool:
     fares = found.on(probe)
-    return fares is not None and bool((fares.fits & found.match.fits).any()) and fares.convinces()
+    return fares is not None and bool((fares.fits & alive & fares.convinces()).any())
 
 
 def _preferred(held: list[_Found], probes: _Probes) -> list[_Found]:

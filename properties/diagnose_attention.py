@@ -251,7 +251,7 @@ HYPOTHESES = (
     Hypothesis("stages", stages.rounded_stages),
     Hypothesis("narrow output", outputs.rounded_output),
     Hypothesis("row sums", outputs.off_row_sums),
-    Hypothesis("fitted scale", stages.other_scale),
+    Hypothesis("fitted scale", stages.other_scale, ranged=True),
 )
 
 TABLES = {"attention": Table(HYPOTHESES, probes.RELATED, probes.ranges, probes.wider)}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.enclosure import Rows
-from properties.counterfactual import Counterfactual, Look, Predictions, Scene, predict
+from properties.counterfactual import Counterfactual, Look, Prediction, Predictions, Scene, predict
 
 # Bits that agree: at least this share with the counterfactual, at most that with the exact result, of at least so many.
 SAME_BITS, OTHER_BITS, LEAST_BITS = 0.95, 0.75, 6
@@ -20,43 +20,48 @@ HINT_CORRELATION, HINT_SLOPES = 0.5, (0.3, 3.0)
 
 @dataclass(slots=True)
 class Match:
-    """fits: per form, whether all is explained. tells: it differs, by more than both bounds.
+    """fits: per form, all is explained. tells: per form, it differs somewhere by more than both bounds.
 
     judged, same, exact: how many elements there are, how many are the rounded prediction to the bit, and how many the
     rounded exact result. errors: (output, observed minus exact, predicted minus exact).
     """
 
     fits: NDArray[np.bool_]
-    tells: bool = False
+    tells: NDArray[np.bool_]
     judged: int = 0
     same: int = 0
     exact: int = 0
     errors: list[tuple[str, Any, Any]] = field(default_factory=list)
 
-    def convinces(self) -> bool:
-        """Whether it tells, by a difference or by the bits."""
+    def convinces(self) -> NDArray[np.bool_]:
+        """Per form, whether it tells, by a difference or by the bits."""
         n = self.judged
-        return self.tells or (n >= LEAST_BITS and self.same >= SAME_BITS * n and self.exact <= OTHER_BITS * n)
+        bits = n >= LEAST_BITS and self.same >= SAME_BITS * n and self.exact <= OTHER_BITS * n
+        return self.tells | bits
+
+
+def _blank(scene: Scene) -> Match:
+    forms = len(scene.bench.forms)
+    return Match(np.ones(forms, dtype=bool), np.zeros(forms, dtype=bool))
 
 
 def match(scene: Scene, c: Counterfactual, *, quick: bool = True) -> Match:
     """``quick``: first on the worst row alone, which settles nearly all, then on everything."""
-    forms = len(scene.bench.forms)
     if quick:
         place, row = scene.worst
-        first = Match(np.ones(forms, dtype=bool))
+        first = _blank(scene)
         _add(scene, c, scene.looks[place], np.array([row]), first)
         if not first.fits.any():
             if not c.contract or not _alike(scene, first, 1, HINT_CORRELATION, HINT_SLOPES):
                 return first
-    whole = Match(np.ones(forms, dtype=bool))
+    whole = _blank(scene)
     for look in scene.looks:
         _add(scene, c, look, np.arange(len(look.block.rows)), whole)
         if not whole.fits.any() and not c.contract:
             return whole
     if not whole.fits.any() and c.contract:
         if _alike(scene, whole, LEAST_ERRORS, LEAST_CORRELATION, SLOPES) and allowed(scene, c):
-            whole.fits[:] = whole.tells = True
+            whole.fits[:] = whole.tells[:] = True
     return whole
 
 
@@ -79,19 +84,25 @@ def _add(scene: Scene, c: Counterfactual, look: Look, which: Rows, found: Match)
                 found.fits[:] = False
                 return
             found.fits[form] &= bool(p.fits(y).all())
+            found.tells[form] |= _tells(look, which, name, p, look.truth[form][name])
     _weigh(scene, look, which, predicted[int(np.argmax(found.fits))], found)
+
+
+def _tells(look: Look, which: Rows, name: str, p: Prediction, truth: Prediction) -> bool:
+    """Whether the prediction differs, where the output is wrong, from the exact result by more than both bounds."""
+    hi, lo, rad, bound = (a[which] for a in (truth.value.hi, truth.value.lo, truth.value.rad, truth.bound))
+    with np.errstate(all="ignore"):
+        apart = np.abs((p.value.hi - hi) + (p.value.lo - lo))
+        differs = ~(apart <= bound + p.bound + rad + p.value.rad) | p.breaks | p.lost
+    return bool((look.wrong[name][which] & differs & ~p.free).any())
 
 
 def _weigh(scene: Scene, look: Look, which: Rows, predictions: Predictions, found: Match) -> None:
     """The evidence beyond the fit, of some rows of one block."""
     for name, values in look.values.items():
-        p, y, wrong = predictions[name], values[which], look.wrong[name][which]
-        t = look.truth[0][name]
-        hi, lo, rad, bound = (a[which] for a in (t.value.hi, t.value.lo, t.value.rad, t.bound))
+        p, y, t = predictions[name], values[which], look.truth[0][name]
+        hi, lo = t.value.hi[which], t.value.lo[which]
         with np.errstate(all="ignore"):
-            apart = np.abs((p.value.hi - hi) + (p.value.lo - lo))
-            differs = ~(apart <= bound + p.bound + rad + p.value.rad) | p.breaks | p.lost
-            found.tells |= bool((wrong & differs & ~p.free).any())
             use = ~(p.free | p.breaks | p.lost | t.free[which]) & np.isfinite(y)
             fmt = scene.formats[name]
             found.judged += int(use.sum())

@@ -166,7 +166,8 @@ def _hide_far(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def _hide_all_but_one(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    return np.asarray(np.arange(shape[-1]) == rng.integers(0, shape[-1], (*shape[:-1], 1)))
+    kept: NDArray[np.bool_] = np.arange(shape[-1]) == rng.integers(0, shape[-1], (*shape[:-1], 1))
+    return kept
 
 
 def _hide_rows(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -110,10 +110,10 @@ def _block(block: Block, level: int) -> Html:
         case Table():
             return _table(block)
         case Card(badges, title, inner):
-            kind = slug(badges[0].verdict) if badges else ""
+            gravest = slug(badges[0].verdict) if badges else ""
             shown = join((*(_inline(b) for b in badges), inline(title)), " ")
             return tag(
-                "article", tag("p", shown, class_="title"), *_blocks(inner, level), class_=f"card {kind}".strip()
+                "article", tag("p", shown, class_="title"), *_blocks(inner, level), class_=f"card {gravest}".strip()
             )
         case Fold(summary, inner):
             return tag("details", tag("summary", summary), *_blocks(inner, level))

@@ -90,7 +90,10 @@ class Finding:
     records: tuple[Record, ...]
 
 
-def findings(run: Run, verdicts: frozenset[str] = frozenset(v.value for v in BAD)) -> tuple[Finding, ...]:
+_BAD_NAMES: frozenset[str] = frozenset({str(bad.value) for bad in BAD})
+
+
+def findings(run: Run, verdicts: frozenset[str] = _BAD_NAMES) -> tuple[Finding, ...]:
     """All records of these verdicts, grouped, in order of op, target and property."""
     groups: dict[tuple[Subject, str, str], list[Record]] = defaultdict(list)
     for subject, rows in by_subject(run).items():

@@ -79,7 +79,9 @@ def _span(values: list[float], *, pad: float) -> tuple[float, float]:
 def panel(plot: Plot, drawn: Panel) -> Html:
     """One panel, with axes, grid, the reference line and the marks of every series; failures on top."""
     x, y = axes(plot)
-    lines, marks, crosses = [], [], []
+    lines: list[Html] = []
+    marks: list[Html] = []
+    crosses: list[Html] = []
     for series in drawn.series:
         index = plot.names.index(series.name)
         lines.append(_line(series, x, y, index))

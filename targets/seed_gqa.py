@@ -49,7 +49,7 @@ class GroupedQueryAttention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         def split(y: Tensor, heads: int) -> Tensor:
-            return y.unflatten(-1, (heads, self.width)).transpose(1, 2)
+            return y.reshape(*y.shape[:-1], heads, self.width).transpose(1, 2)
 
         q = rotate(split(self.to_q(x), self.heads), cos, sin)
         k = rotate(split(self.to_k(x), self.kv_heads), cos, sin)

@@ -13,14 +13,12 @@ from typing import Any
 import flint
 import numpy as np
 
-from oracle.arithmetic.scalar import Objects, ScalarArithmetic, Scalars
+from oracle.arithmetic.scalar import Objects, ScalarArithmetic, Scalars, objects
 
 
 def _product(a: Objects, b: Objects) -> Objects:
     result = flint.arb_mat(a.tolist()) * flint.arb_mat(b.tolist())
-    out = np.empty((a.shape[0], b.shape[1]), dtype=object)
-    out.flat = result.entries()
-    return out
+    return objects(result.entries(), (a.shape[0], b.shape[1]))
 
 
 def split_ball(x: flint.arb) -> tuple[float, float, float]:

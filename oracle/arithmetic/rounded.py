@@ -90,7 +90,7 @@ class RoundedArithmetic:
 
     def row_max(self, a: Matrix, visible: NDArray[Any]) -> Matrix:
         top = np.max(a, axis=1, keepdims=True, where=np.broadcast_to(visible, a.shape), initial=-np.inf)
-        return np.where(np.isneginf(top), self._scalar_type()(0), top)
+        return np.asarray(np.where(np.isneginf(top), self._scalar_type()(0), top))
 
     def maximum(self, a: Matrix, b: Matrix) -> Matrix:
         return np.maximum(a, b)

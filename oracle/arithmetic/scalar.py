@@ -6,7 +6,7 @@ Only the scalar functions differ between the two, so one class takes them as fie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -41,10 +41,13 @@ class Scalars:
     working: Callable[[], AbstractContextManager[Any]]
 
 
+def objects(values: Iterable[Any], shape: tuple[int, ...]) -> Objects:
+    """An object array of this shape from its entries in order."""
+    return np.fromiter(values, dtype=object).reshape(shape)
+
+
 def _each(function: Callable[[Any], Any], a: Objects) -> Objects:
-    out = np.empty(a.shape, dtype=object)
-    out.flat = [function(x) for x in a.flat]
-    return out
+    return objects((function(x) for x in a.flat), a.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,7 @@ class ScalarArithmetic:
 
     def const(self, x: Any) -> Objects:
         values = np.atleast_2d(np.asarray(x)).astype(np.float64)
-        out = np.empty(values.shape, dtype=object)
-        out.flat = [self.scalars.number(float(v)) for v in values.flat]
-        return out
+        return objects((self.scalars.number(float(v)) for v in values.flat), values.shape)
 
     def rational(self, numerator: int, denominator: int) -> Objects:
         out = np.empty((1, 1), dtype=object)
@@ -112,11 +113,8 @@ class ScalarArithmetic:
         return out
 
     def maximum(self, a: Objects, b: Objects) -> Objects:
-        out = np.empty(a.shape, dtype=object)
-        out.flat = [
-            max(self.scalars.midpoint(x), self.scalars.midpoint(y)) for x, y in zip(a.flat, b.flat, strict=True)
-        ]
-        return out
+        midpoint = self.scalars.midpoint
+        return objects((max(midpoint(x), midpoint(y)) for x, y in zip(a.flat, b.flat, strict=True)), a.shape)
 
     def row_sum(self, a: Objects, stage: str) -> Objects:
         out = np.empty((a.shape[0], 1), dtype=object)
@@ -131,16 +129,14 @@ class ScalarArithmetic:
         return np.where(condition, a, b)
 
     def cos_sin(self, positions: NDArray[Any], frequencies: Objects) -> tuple[Objects, Objects]:
-        whole = np.empty((len(positions), 1), dtype=object)
-        whole.flat = [self.scalars.fraction(int(p), 1) for p in positions]
+        whole = objects((self.scalars.fraction(int(p), 1) for p in positions), (len(positions), 1))
         angle = whole * frequencies
         return _each(self.scalars.cos, angle), _each(self.scalars.sin, angle)
 
     def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Objects:
         log_base = self.scalars.log(self.scalars.number(float(base)))
-        out = np.empty((1, len(numerators)), dtype=object)
-        out.flat = [self.scalars.exp(log_base * self.scalars.fraction(int(n), denominator)) for n in numerators]
-        return out
+        exponents = (log_base * self.scalars.fraction(int(n), denominator) for n in numerators)
+        return objects((self.scalars.exp(x) for x in exponents), (1, len(numerators)))
 
     def columns(self, a: Objects, start: int, stop: int, step: int = 1) -> Objects:
         return a[:, start:stop:step]

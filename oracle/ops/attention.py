@@ -158,7 +158,7 @@ def attention_split(
         part = visible[:, start:stop]
         keys, values = ar.rows(k, int(start), int(stop)), ar.rows(v, int(start), int(stop))
         piece = attention(ar, q, keys, values, scale=scale, visible=part, bias=part_bias, output_stage="partial")
-        parts.append((part.any(axis=1, keepdims=True), piece))
+        parts.append((np.asarray(part.any(axis=1, keepdims=True)), piece))
     return merge(ar, [(seen, piece.out, piece.lse) for seen, piece in parts])
 
 

@@ -72,7 +72,7 @@ def visibility(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.bool_
 
 def _head_of(mask: NDArray[Any], case: Case, key: tuple[int, ...]) -> NDArray[Any]:
     q, k = case.arrays["q"], case.arrays["k"]
-    return np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key]
+    return np.asarray(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key])
 
 
 def head_inputs(
@@ -139,7 +139,7 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
         bias=None if bias is None else ar.const(bias),
     )
     values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
-    return Block(key, rows, ar, values, ~visible.any(axis=1), undefined, visible)
+    return Block(key, rows, ar, values, np.asarray(~visible.any(axis=1)), undefined, visible)
 
 
 def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
