@@ -171,7 +171,7 @@ def _hide_all_but_one(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool
 
 
 def _hide_rows(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    return _hide_some(rng, shape) & (np.arange(shape[-2]) % 3 != 1)[:, None]
+    return np.asarray(_hide_some(rng, shape) & (np.arange(shape[-2]) % 3 != 1)[:, None])
 
 
 def _hide_all(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
