@@ -507,10 +507,12 @@ def test_a_block_can_be_cut_into_runs_of_rows() -> None:
     for start, stop in ((0, 9), (3, 6), (8, 9)):
         piece = block.between(start, stop)
         assert (piece.visible_keys() == block.visible_keys()[start:stop]).all()
-        assert (piece.rows == block.rows[start:stop]).all() and (piece.empty == block.empty[start:stop]).all()
+        assert (piece.rows == block.rows[start:stop]).all()
+        assert (piece.empty == block.empty[start:stop]).all()
         for name in ("scores", "shift", "total", "out", "lse"):
             one, two = block.part(name), piece.part(name)
-            assert (one.hi[start:stop] == two.hi).all() and (one.rad[start:stop] == two.rad).all()
+            assert (one.hi[start:stop] == two.hi).all()
+            assert (one.rad[start:stop] == two.rad).all()
 
 
 def test_refining_replaces_the_marked_rows_alone() -> None:
@@ -521,14 +523,16 @@ def test_refining_replaces_the_marked_rows_alone() -> None:
     fine = refine(case, block, marked, 256)
     for name in ("out", "lse", "scores", "total", "shift"):
         before, after = block.part(name), fine.part(name)
-        assert (after.hi[1] == before.hi[1]).all() and (after.rad[1] == before.rad[1]).all()
+        assert (after.hi[1] == before.hi[1]).all()
+        assert (after.rad[1] == before.rad[1]).all()
         # hi + lo holds some 106 bits, the low part of the radius is what they leave over.
         assert (after.rad[marked] <= 1e-31 * (1 + after.upper_abs()[marked])).all()
     exact = witness(case)
     assert all(entry.held_by(fine) for entry in entries(case, fine, exact))
     assert refine(case, block, np.zeros(3, dtype=bool), 256) is block
     again = refine(case, fine, np.array([False, True, False]), 128)
-    assert (again.part("out").rad[0] == fine.part("out").rad[0]).all() and again.part("out").rad[1].max() < 1e-20
+    assert (again.part("out").rad[0] == fine.part("out").rad[0]).all()
+    assert again.part("out").rad[1].max() < 1e-20
 
 
 def test_undecided_at_the_cap_by_construction() -> None:

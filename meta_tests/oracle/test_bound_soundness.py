@@ -567,10 +567,12 @@ def test_where_overflow_is_legal() -> None:
         assert not any(x.any() for x in overflows(modest, form, "fp16"))
     # Raw scores of 90000 overflow where they are stored in fp16, and nowhere else.
     large = one_row("fp16", [[300.0, 0.0]], [[300.0, 0.0], [0.0, 1.0]], [[1.0], [2.0]])
-    assert overflows(large, eager, "fp16")[0].all() and not overflows(large, plain, "fp16")[0].any()
+    assert overflows(large, eager, "fp16")[0].all()
+    assert not overflows(large, plain, "fp16")[0].any()
     # An fp16 accumulator holds l times O.
     heavy = one_row("fp16", [[0.0]], [[0.0]] * 4, [[20000.0]] * 4)
-    assert overflows(heavy, narrow, "fp16")[0].all() and not overflows(heavy, plain, "fp16")[0].any()
+    assert overflows(heavy, narrow, "fp16")[0].all()
+    assert not overflows(heavy, plain, "fp16")[0].any()
     # Large scales overflow although sum |q||k| does not.
     steep = one_row("fp32", [[1e15]], [[1e15], [0.0]], [[1.0], [2.0]], scale=1e10)
     assert overflows(steep, replace(plain, weights="fp32"), "fp32")[0].all()
@@ -580,7 +582,8 @@ def test_where_overflow_is_legal() -> None:
     every = one_row("fp32", [[1.0]], [[1.0], [2.0]], [[1.0], [2.0]], attn_mask=np.float32([[[[lowest, lowest]]]]))
     mild = one_row("fp32", [[1.0]], [[1.0], [2.0]], [[1.0], [2.0]], attn_mask=np.float32([[[[-1e30, -1e30]]]]))
     form = replace(plain, weights="fp32")
-    assert not overflows(some, form, "fp32")[0].any() and not overflows(mild, form, "fp32")[0].any()
+    assert not overflows(some, form, "fp32")[0].any()
+    assert not overflows(mild, form, "fp32")[0].any()
     assert overflows(every, form, "fp32")[0].all()
 
 
