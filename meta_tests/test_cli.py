@@ -233,7 +233,7 @@ def test_a_report_that_fails_keeps_the_findings(kernel: Path, tmp_path: Path, mo
 
 
 def waiver(contains: str) -> Waiver:
-    return Waiver("sdpa_math", "known", ("P1",), ("fp32",), contains, "a reason", "https://example.org/1", "q = ...")
+    return Waiver("sdpa_math", "known", ("P1",), ("fp32",), (contains,), "a reason", "https://example.org/1", "q = ...")
 
 
 @pytest.mark.parametrize(

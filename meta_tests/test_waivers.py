@@ -15,7 +15,7 @@ GOOD = """
 [known]
 properties = ["P1"]
 dtypes = ["fp32"]
-contains = "breaks lse"
+contains = ["breaks lse"]
 reason = "a fast exp"
 link = "https://example.org/1"
 reproducer = "q = ..."
@@ -42,7 +42,7 @@ def test_a_waiver_is_read_from_its_file(tmp_path: Path) -> None:
         ('reason = "a fast exp"\n', "", "known needs reason, a text"),
         ('reason = "a fast exp"', 'reason = ""', "known needs reason, a text"),
         ('link = "https://example.org/1"\n', "", "known needs link, a text"),
-        ('"breaks lse"', '""', "known needs contains, a text"),
+        ('["breaks lse"]', '"breaks lse"', "known needs contains, a list of names"),
         ('["P1"]', '"P1"', "known needs properties, a list of names"),
         ('["P1"]', "[]", "known needs properties, a list of names"),
         ('["fp32"]', '["fp23"]', "known names an unknown dtype 'fp23'"),

@@ -1,6 +1,6 @@
 """Waivers: explained findings in code that is not ours, kept beside the targets in ``targets/waivers/<target>.toml``.
 
-Each entry has properties, dtypes, a text that the record's detail must contain, reason, link and reproducer. A waived
+Each entry has properties, dtypes, texts of which the record's detail must contain one, reason, link and reproducer. A waived
 record does not fail a run; a waiver that matched nothing in a run that covered it is itself an error (STALE_WAIVER).
 Only built-in third-party targets have waivers: not the project's own, and not a user's function of the same name.
 """
@@ -31,10 +31,14 @@ class Waiver:
     key: str
     properties: tuple[str, ...]
     dtypes: tuple[str, ...]
-    contains: str
+    contains: tuple[str, ...]
     reason: str
     link: str
     reproducer: str
+
+    def explains(self, record: Record) -> bool:
+        """Whether the record is about this finding: one of the texts stands in its detail."""
+        return self.covers(record) and any(text in record.detail for text in self.contains)
 
     def covers(self, record: Record) -> bool:
         """Whether the record is about what this waiver is about, whatever its verdict."""
@@ -42,7 +46,7 @@ class Waiver:
 
 
 FOLDER = Path(targets.__file__).parent / "waivers"
-_NAMES, _TEXTS = ("properties", "dtypes"), ("contains", "reason", "link", "reproducer")
+_NAMES, _TEXTS = ("properties", "dtypes", "contains"), ("reason", "link", "reproducer")
 
 
 @cache
@@ -78,7 +82,7 @@ def _waiver(path: Path, target: str, key: str, entry: Any) -> Waiver:
         key=key,
         properties=tuple(entry["properties"]),
         dtypes=tuple(entry["dtypes"]),
-        contains=entry["contains"],
+        contains=tuple(entry["contains"]),
         reason=entry["reason"],
         link=entry["link"],
         reproducer=entry["reproducer"],
@@ -90,7 +94,7 @@ def waive(record: Record) -> Waiver | None:
     if record.origin != "third_party":
         return None
     for waiver in waivers_of(record.target):
-        if waiver.covers(record) and waiver.contains in record.detail:
+        if waiver.explains(record):
             return waiver
     return None
 
@@ -105,6 +109,6 @@ def stale(records: Iterable[Record], *, complete: bool) -> list[Waiver]:
         for waiver in waivers_of(target):
             covered = [r for r in rows if waiver.covers(r)]
             asked = {r.dtype for r in covered} >= set(waiver.dtypes)
-            if asked and not any(r.waiver is not None and waiver.contains in r.detail for r in covered):
+            if asked and not any(r.waiver is not None and waiver.explains(r) for r in covered):
                 unused.append(waiver)
     return unused

@@ -7,11 +7,12 @@ nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oracle.bounds.contract import PRESETS
 from properties.record import Journal, Record, finish, lost, unfinished
 from properties.verdict import Basis, Verdict, exit_code
 from properties.waivers import stale, waive
@@ -100,11 +101,18 @@ def _line(like: Record, property_id: str, verdict: Verdict, detail: str, **more:
     )
 
 
+def _form_kept(op: str, preset: str, worst: Mapping[str, float]) -> tuple[str, float]:
+    """The first of the preset's forms, in its own order, that no case exceeds; else the one nearest to it."""
+    order = [form.label for form in PRESETS[op].get(preset, ())]
+    kept = [label for label in (*order, *worst) if worst.get(label, float("inf")) <= 1]
+    return (kept[0], worst[kept[0]]) if kept else min(worst.items(), key=lambda item: item[1])
+
+
 def contract_lines(records: Iterable[Record]) -> list[Record]:
     """One record per target and dtype: the form of its contract that all its cases keep, or FAIL without one."""
     groups: dict[tuple[str, str, str, str, str], list[Record]] = defaultdict(list)
     for r in records:
-        if r.forms and r.basis == Basis.DERIVED.value and r.verdict == Verdict.PASS.value:
+        if r.forms and r.basis == Basis.DERIVED.value and r.verdict in (Verdict.PASS.value, Verdict.FAIL.value):
             groups[r.target, r.origin, r.op, r.dtype, r.device].append(r)
     result = []
     for _, rows in sorted(groups.items()):
@@ -112,12 +120,12 @@ def contract_lines(records: Iterable[Record]) -> list[Record]:
         for r in rows:
             for form, ratio in r.forms.items():
                 worst[form] = max(worst.get(form, 0.0), ratio)
-        form, ratio = min(worst.items(), key=lambda item: item[1])
-        first = next(iter(rows[0].forms))
-        if worst.get(first, float("inf")) <= 1:
-            form, ratio = first, worst[first]
         preset = rows[0].contract
-        if ratio <= 1:
+        form, ratio = _form_kept(rows[0].op, preset, worst)
+        broken = sum(r.verdict == Verdict.FAIL.value for r in rows)
+        if broken:
+            verdict, detail = Verdict.FAIL, f"contract {preset} is broken by {broken} of {len(rows)} cases"
+        elif ratio <= 1:
             verdict, detail = Verdict.PASS, f"contract {preset} kept in its {form} form by all {len(rows)} cases"
         else:
             verdict, detail = Verdict.FAIL, f"no single form of contract {preset} is kept by all {len(rows)} cases"
