@@ -104,7 +104,7 @@ def _other_masks(mask: NDArray[Any], shape: tuple[int, ...]) -> Iterator[tuple[s
         yield "all batch entries used the first one's mask", whole[:1]
         if full[1] == 1 and heads > 1:
             slices = np.arange(batch * heads).reshape(batch, heads) % batch
-            yield "the mask were addressed as if it had one slice per head", mask.reshape(full)[slices, 0]
+            yield "the mask were read with one slice per head", mask.reshape(full)[slices, 0]
     if sq > 1 and full[2] > 1:
         yield "all rows used the mask of the first", whole[:, :, :1]
         if sq == sk:

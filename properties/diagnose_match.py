@@ -15,6 +15,7 @@ from properties.counterfactual import Counterfactual, Look, Prediction, Predicti
 SAME_BITS, OTHER_BITS, LEAST_BITS = 0.95, 0.75, 6
 # Errors that follow a simulated rounding: correlation, slope, least number; on the worst row alone, less will do.
 LEAST_CORRELATION, SLOPES, LEAST_ERRORS = 0.9, (0.7, 1.4), 8
+ONE_SIZE = 2.5
 HINT_CORRELATION, HINT_SLOPES = 0.5, (0.3, 3.0)
 
 
@@ -38,6 +39,16 @@ class Match:
         n = self.judged
         bits = n >= LEAST_BITS and self.same >= SAME_BITS * n and self.exact <= OTHER_BITS * n
         return self.tells | bits
+
+    def of_one_size(self) -> bool:
+        """Whether observed and predicted errors are alike in size, whatever their order."""
+        for name in {n for n, _, _ in self.errors}:
+            observed, predicted = (np.concatenate([row[i] for row in self.errors if row[0] == name]) for i in (1, 2))
+            ok = np.isfinite(observed) & np.isfinite(predicted)
+            sizes = [float(np.linalg.norm(a[ok])) for a in (observed, predicted)]
+            if sizes[1] > 0 and not 1 / ONE_SIZE <= sizes[0] / sizes[1] <= ONE_SIZE:
+                return False
+        return True
 
 
 def _blank(scene: Scene) -> Match:

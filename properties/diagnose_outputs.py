@@ -227,7 +227,7 @@ def off_row_sums(scene: Scene) -> Iterator[Counterfactual]:
     by_key = {look.block.key: (look.block.rows, f) for look, (f, _) in zip(scene.looks, both, strict=True)}
     worst = float(np.max(np.abs(factors[known] - 1)))
     width = scene.looks[0].values["out"].shape[1]
-    if width >= 4:
+    if width >= 4 and worst < 1:
 
         def own(b: Block) -> Float64Array:
             rows, f = by_key[b.key]

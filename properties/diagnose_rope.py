@@ -133,7 +133,7 @@ def fitted_base(scene: Scene) -> Iterator[Counterfactual]:
 
 
 def _with_base(scene: Scene, base: float) -> Counterfactual:
-    made = of_case(f"the base were about {base:.4g}", scene.case.with_options(base=base))
+    made = of_case(f"the base were about {float(f'{base:.4g}'):g}", scene.case.with_options(base=base))
     return replace(made, elsewhere=lambda other: _with_base(other, base))
 
 

@@ -56,8 +56,6 @@ def maxima(scene: Scene) -> Iterator[Counterfactual]:
         return _everywhere(p, "free", unsure & ~block.empty[:, None])
 
     yield changed("exponentials were taken without subtracting a maximum", without)
-    if "lse" in scene.outputs:
-        yield changed("scores times log2(e) overflowed float32", _too_large)
     for t in TILES:
         for says, change in (
             ("the maximum of each tile of {} keys replaced the running one", _of_tile(t)),
@@ -67,13 +65,6 @@ def maxima(scene: Scene) -> Iterator[Counterfactual]:
             yield changed(says, change, choice=str(t))
     for start in (0.0, -1e4, -5e4, -65504.0):
         yield changed(f"the running maximum started at {start:g} instead of -inf", _started_at(start))
-
-
-def _too_large(s: Scene, block: Block, p: Predictions) -> Predictions:
-    """Exponents in base 2 that float32 does not hold, though the scores it does."""
-    top = np.abs(scores_of(block)).max(axis=1, keepdims=True, initial=0.0, where=block.visible_keys())
-    lost = (top * LOG2_E >= FORMATS["fp32"].max_finite) & ~block.empty[:, None]
-    return {n: q.marked("breaks" if n == "lse" else "free", lost) for n, q in p.items()}
 
 
 def _started_at(start: float) -> Change:
@@ -186,11 +177,14 @@ def rounded_stages(scene: Scene) -> Iterator[Counterfactual]:
             yield changed(says, _stage(stage, fmt), contract=allowed)
         for tile in TILES:
             says = f"the accumulator passed through {fmt.name} after each tile of {{}} keys"
-            yield changed(says, _accumulated(fmt, tile), contract={"accumulator": fmt.name}, choice=str(tile))
+            yield changed(says, _online(tile, accumulator=fmt), contract={"accumulator": fmt.name}, choice=str(tile))
     for fmt in (*NARROW, E4M3, E5M2):
         if fmt.precision < own.precision:
             allowed = {"weights": fmt.name} if fmt.name in FORMATS else {}
             yield changed(f"P were cast to {fmt.name}", _stage("weights", fmt), contract=allowed)
+            for tile in TILES:
+                says = f"P were cast to {fmt.name}, relative to the maximum so far, in tiles of {{}} keys"
+                yield changed(says, _online(tile, weights=fmt), contract=allowed, choice=str(tile))
 
 
 def simulated(scene: Scene, block: Block, rounded: dict[str, Format]) -> dict[str, Float64Array]:
@@ -234,8 +228,8 @@ def _at(s: Scene, p: Predictions, block: Block, found: dict[str, Float64Array]) 
     return result
 
 
-def _accumulated(fmt: Format, tile: int) -> Change:
-    """Online softmax in float64 whose accumulator is rounded once a tile."""
+def _online(tile: int, *, weights: Format | None = None, accumulator: Format | None = None) -> Change:
+    """Online softmax in float64 whose weights or accumulator are rounded in each tile; O only."""
 
     def run(s: Scene, block: Block) -> dict[str, Float64Array]:
         _, _, v, _, _, _ = clean_head(s.case, block.key, block.rows)
@@ -248,7 +242,8 @@ def _accumulated(fmt: Format, tile: int) -> Change:
                 new = np.maximum(top, part.max(axis=1, keepdims=True))
                 base = np.where(np.isneginf(new), 0.0, new)
                 w, down = np.exp(part - base), np.exp(top - base)
-                acc = fmt.round(acc * down + w @ v[a : a + tile])
+                acc = acc * down + (w if weights is None else weights.round(w)) @ v[a : a + tile]
+                acc = acc if accumulator is None else accumulator.round(acc)
                 total, top = total * down + w.sum(axis=1, keepdims=True), new
             return {"out": acc / total}
 
