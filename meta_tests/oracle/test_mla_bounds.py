@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meta_tests.oracle import honest_attention
 from meta_tests.oracle.mla_inputs import FAMILIES, draw, enclosed
 from meta_tests.oracle.mla_kernels import ORDERS, Kernel, run
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.bounds import mla as bounds_mla
 from oracle.bounds.contract import Contract, declared_forms, preset_forms
 from oracle.case import Case
-from oracle.enclosure import Block
+from oracle.enclosure import Block, enclose
 from oracle.formats import FORMATS
 from oracle.ops import mla, mla_case
 
@@ -231,3 +232,37 @@ def test_presets_of_mla_name_both_forms_and_eager_stores_every_stage() -> None:
     assert len(declared) == len(preset_forms("mla", "flash")) // 2
     with pytest.raises(ValueError, match="unknown form 'folded'"):
         declared_forms("mla", {"form": "folded"}, "bf16")
+
+
+def test_a_sum_from_an_earlier_sweep_does_not_cancel_for_a_constant_v() -> None:
+    """A normalised P in two sweeps: l is summed about running maxima, the weights are not; with one v it shows."""
+    rng = np.random.default_rng(0)
+    n, d_h, d_r, d_c, d_v, sq = 300, 4, 2, 3, 2, 2
+    arrays = {
+        "q_nope": rng.standard_normal((1, 1, sq, d_h)),
+        "q_pe": np.abs(rng.standard_normal((1, 1, sq, d_r))),
+        "c_kv": np.repeat(rng.standard_normal((1, 1, d_c)), n, axis=1),
+        "k_pe": np.sort(np.abs(rng.standard_normal((1, n, d_r))), axis=1),
+        "w_uk": rng.standard_normal((1, d_h, d_c)),
+        "w_uv": rng.standard_normal((1, d_v, d_c)),
+    }
+    case = Case("mla", {name: value.astype(np.float32) for name, value in arrays.items()})
+    held = case.arrays
+    declared = {"preset": "flash", "normalised_p": True, "exp": 2.0**-10, "form": "materialised"}
+    block = enclose(case)[0]
+    fp32 = FORMATS["fp32"]
+    forms = declared_forms("mla", declared, "fp32")[:1]
+    bounded = bounds_mla.bounds(case, block, forms, {"out": fp32, "lse": fp32})[0]
+    keys = np.concatenate([(held["c_kv"][0] @ held["w_uk"][0].T).astype(np.float32), held["k_pe"][0]], axis=1)
+    values = (held["c_kv"][0] @ held["w_uv"][0].T).astype(np.float32)
+    queries = np.concatenate([held["q_nope"][0, 0], held["q_pe"][0, 0]], axis=1)
+    wide = [a.astype(np.float64) for a in (queries, keys, values)]
+    done = honest_attention.run(
+        honest_attention.KERNELS["coarse exp, normalised"],
+        fp32,
+        *wide,
+        alpha=1 / np.sqrt(d_h + d_r),
+        visible=np.ones((sq, n), dtype=bool),
+    )
+    assert (block.part("out").distance(done.out) <= bounded["out"].bound).all()
+    assert (block.part("out").distance(done.out) > bounded["out"].bound / 300).any(), "the kernel no longer shows it"

@@ -43,6 +43,7 @@ from oracle.bounds.contract import (
     Constants,
     Contract,
     accumulation_error,
+    compound,
     constants,
     dot_error,
     row_sum_error,
@@ -116,7 +117,7 @@ def _store(name: str | None, input_format: Format, contract: Contract, c: Consta
 
 def _product_error(contract: Contract, c: Constants, terms: int) -> float:
     """c_K of a projection, both operands rounded by u_v (tf32) first."""
-    return (1 + dot_error(contract, c, terms)) * (1 + c.u_v) ** 2 - 1
+    return compound(dot_error(contract, c, terms), c.u_v, c.u_v)
 
 
 def _computed_error(
@@ -170,7 +171,19 @@ def _form(
         magnitude, dims = sizes.q_lat @ other.T, d_c + d_r
     reach = magnitude + wrong + sizes.rope
     dot = dot_error(contract, c, dims)
-    eps = alpha * wrong + forward.dot_scores_error(alpha * reach, alpha, dims, dot, c, with_bias=False)
+    if contract.form == "materialised":
+        operands = (np.abs(a.q_nope).sum(axis=1) + np.abs(a.q_pe).sum(axis=1))[:, None] + (
+            (sizes.k + _computed_error(sizes.k, sizes.k_env, d_c, up, contract, c)).sum(axis=1)
+            + np.abs(a.k_pe).sum(axis=1)
+        )
+    else:
+        computed = sizes.q_lat + _computed_error(sizes.q_lat, sizes.q_env, d_h, up, contract, c)
+        operands = (computed.sum(axis=1) + np.abs(a.q_pe).sum(axis=1))[:, None] + (
+            np.abs(a.c_kv).sum(axis=1) + np.abs(a.k_pe).sum(axis=1)
+        )
+    eps = alpha * wrong + forward.dot_scores_error(
+        alpha * reach, alpha, dims, dot, c, with_bias=False, operands=operands
+    )
     eps = forward.stored_scores_error(eps, land, alpha, contract, c)
     rho = forward.weight_error(eps, land, contract, c)
     return _Form(contract, c, up, eps, reach, rho, forward.tilt(rho, land))
@@ -269,7 +282,11 @@ def _materialised(
     # An infinite v spoils its column in every row, those that may not see the key included (0 * inf).
     columns = ((sizes.v + wrong_v >= form.up.limit) | (sizes.v_env >= form.limit)).any(axis=0)
     heavy = (found.largest + of_v) / land.total_inverse >= form.limit
-    return forward.out_bound(inner, out, land, form.contract, form.c), _Broken(rows, np.asarray(columns | heavy))
+    inner = inner + form.c.omega_v * (1 + k_p)
+    apart = forward.sweeps_apart(form.eps, form.rho, land, form.contract, form.c)
+    return forward.out_bound(inner, out, land, form.contract, form.c, apart=apart), _Broken(
+        rows, np.asarray(columns | heavy)
+    )
 
 
 def _absorbed(
@@ -287,26 +304,29 @@ def _absorbed(
     if h >= 1:
         nothing = np.full(out.hi.shape, np.inf)
         return nothing, _Broken(np.zeros((len(nothing), 1), dtype=bool), np.zeros(nothing.shape, dtype=bool))
-    shrink = 1 / (1 - h) + n * c.w
+    # A normalised P is divided by a sum that may have been taken in an earlier sweep.
+    apart = forward.sweeps_apart(form.eps, form.rho, land, contract, c)
+    shrink = (1 / (1 - h) + n * c.w) * (1 + apart)
     k_w = 0.0 if contract.row_sum == "rounded" else c.u_P
-    c_n = (1 + accumulation_error(contract, c, n)) * (1 + c.u_v) - 1
+    c_n = compound(accumulation_error(contract, c, n), c.u_v)
     u_div = c.u_div
     if contract.normalised_p:
         k_w, u_div = k_w + c.u_div * (1 + k_w), 0.0
     if contract.splits > 1:
         # Partial outputs are divided, weighted and merged per component of the latent.
-        c_n = (1 + c_n) * (1 + c.u_div + c.u + (contract.splits + 2) * c.u) - 1
+        c_n = compound(c_n, c.u_div + c.u + (contract.splits + 2) * c.u)
     common = wrong_weights + k_w * forward.cast_part(tilted, sizes.v, found.largest)
     common = common + forward.underflow_part(tilted, land, found, contract, c)
     common = common + (out.upper_abs() + common) * (shrink - 1)
 
     latents = np.abs(a.c_kv)
-    factor = tilted.gain * land.total_inverse
+    # 1 / l as computed is at most 1: the weight of the largest computed score is exactly 1.
+    factor = np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0))
     lost = (c.omega_P if contract.normalised_p else factor * c.omega_P) + factor * c.w
     size = forward.cast_part(tilted, latents, _largest_seen(latents, land)) * (1 + k_w)
     size = (size + lost * (land.visible.astype(np.float64) @ latents)) * shrink
-    summed = c_n * size + (factor * n * tiles(contract, n) * c.w + n * c.w) * shrink
-    wrong = summed + ((1 + u_div) * (1 + latent.unit) - 1) * (size + summed) + latent.omega + c.w
+    summed = c_n * size + (factor * n * tiles(contract, n) * c.w_acc + n * c.w_acc) * shrink + c.omega_v * (1 + c_n)
+    wrong = summed + compound(u_div, latent.unit) * (size + summed) + latent.omega + c.w
     w_uv = np.abs(a.w_uv).T
     b = common + (wrong + form.product_error(d_c) * (size + wrong)) @ w_uv + d_c * c.w
 

@@ -54,7 +54,7 @@ from math import ceil, inf, log1p, log2
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.contract import Constants, Contract, constants, row_sum_error, tiles
+from oracle.bounds.contract import Constants, Contract, compound, constants, row_sum_error, tiles
 from oracle.bounds.table import Bounded
 from oracle.case import Case
 from oracle.enclosure import Block
@@ -219,7 +219,7 @@ def _sum_error(form: Contract, c: Constants, n: int) -> float:
     if inner >= c.u:
         return row_sum_error(form, c, n)
     depth = (form.tile or n) + 2 * tiles(form, n) + 2
-    return (1 + c.g(depth, u=inner)) * (1 + c.u) - 1
+    return compound(c.g(depth, u=inner), c.u)
 
 
 def _output_rounding(form: Contract, c: Constants, observed: Format) -> tuple[float, float]:
@@ -239,7 +239,7 @@ def _softmax(land: _Rows, weights: _Weights, form: Contract, c: Constants, u_o: 
     else:
         a = np.where(land.p > 0, land.p * np.expm1(weights.rho + weights.log_total), 0.0)
         a = a + w * weights.lift * np.exp(weights.log_total) * land.total_inverse
-        outer = (1 + c.u_div) * (1 + u_o) - 1
+        outer = compound(c.u_div, u_o)
         # The quotient is formed in the compute format, and may underflow there.
         a = a + (c.w if form.flush else c.compute.omega)
         found = a + outer * (land.p + a) + omega_o
