@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from properties import rope
 from properties.bench import PROFILES, Profile, bench_for
 from properties.conventions import probe
-from properties.property import Property, properties_for
+from properties.property import properties_for
 from properties.record import Record
 from properties.search import hunt
 from properties.verdict import Verdict
@@ -34,21 +33,17 @@ def named(pairs: list[tuple[Honest, str]]) -> list[object]:
     return [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row, dtype in pairs]
 
 
-def table(op: str) -> tuple[Property, ...]:
-    return rope.APPLY_PROPERTIES if op == "rope_apply" else properties_for(op)
-
-
 def records(row: Honest, dtype: str, profile: Profile, seed: int, *, contract: str | None = None) -> list[Record]:
     target = resolve(row.target, op=row.op)
     bench = bench_for(target, dtype, contract=contract, conventions=probe(target, dtype), profile=profile)
-    return [record for prop in table(row.op) for record in hunt(bench, prop, seed=seed)]
+    return [record for prop in properties_for(row.op) for record in hunt(bench, prop, seed=seed)]
 
 
 def assert_lives(found: list[Record], op: str) -> None:
     wrong = [f"{r.property} {r.verdict} on {r.description}: {r.detail}" for r in found if r.verdict not in LEGAL]
     assert not wrong, "\n".join(wrong[:3])
     passed = {r.property for r in found if r.verdict == Verdict.PASS}
-    assert passed == {row.id for row in table(op) if (op, row.id) not in NOT_ASKED}
+    assert passed == {row.id for row in properties_for(op) if (op, row.id) not in NOT_ASKED}
 
 
 @pytest.mark.parametrize(("row", "dtype"), named(one_dtype_each()))

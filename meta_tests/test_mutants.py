@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from properties import rope
 from properties.bench import PROFILES, Bench, bench_for
 from properties.conventions import probe
 from properties.property import Property, no_edges, properties_for
@@ -32,8 +31,7 @@ OPS = sorted({row.op for row in MUTANTS})
 
 def rows_called(op: str, id: str) -> list[Property]:
     """All rows of the op's table with this id; a mutant may die by any of them."""
-    table = rope.APPLY_PROPERTIES if op == "rope_apply" else properties_for(op)
-    return [row for row in table if row.id == id]
+    return [row for row in properties_for(op) if row.id == id]
 
 
 def bench_of(target: Target, dtype: str) -> Bench:
@@ -69,8 +67,8 @@ def test_dies_by_the_property_named(row: Mutant, dtype: str) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(("row", "dtype"), ROWS)
 def test_dies_in_a_hunt_with_every_seed(row: Mutant, dtype: str) -> None:
-    """Edges, search and shrinking as users run them, in the profile `quick`; and no crash on the way."""
-    bench = replace(bench_of(resolve(row.target, op=row.op), dtype), profile=PROFILES["quick"])
+    """Edges and search as users run them; and no crash on the way."""
+    bench = bench_of(resolve(row.target, op=row.op), dtype)
     for seed in SEEDS:
         found = [record for prop in rows_called(row.op, row.killed_by) for record in hunt(bench, prop, seed=seed)]
         verdicts = {record.verdict for record in found}
