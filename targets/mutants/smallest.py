@@ -17,8 +17,13 @@ Builder = Callable[[torch.dtype], Arguments]
 Row = Sequence[float]
 
 SIDE_EFFECTS = (
-    "query_scaled_in_place", "pads_past_the_end", "output_promoted", "rope_cached_by_length", "rope_promotes",
-)  # fmt: skip
+    "query_scaled_in_place",
+    "pads_past_the_end",
+    "memory_behind_v_leaks",
+    "output_promoted",
+    "rope_cached_by_length",
+    "rope_promotes",
+)
 
 
 def attention(
