@@ -1,7 +1,8 @@
 """Waivers: explained findings in code that is not ours, kept beside the targets in ``targets/waivers/<target>.toml``.
 
-Each entry has properties, dtypes, texts of which the record's detail must contain one, reason, link and reproducer. A
-waived record does not fail a run; a waiver that matched nothing in a run that covered it is itself an error (STALE_WAIVER).
+Each entry has properties, dtypes, texts of which the record's detail must contain one, reason, link and reproducer.
+A waived record does not fail a run; a waiver that matched nothing in a run that covered it is itself an error
+(STALE_WAIVER).
 Only built-in third-party targets have waivers: not the project's own, and not a user's function of the same name.
 """
 

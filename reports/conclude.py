@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,9 +45,9 @@ def conclude(folder: Path, *, complete: bool, interrupted: bool = False) -> Conc
     for path, row in unfinished(folder):
         finish(path, row, None if interrupted else lost(row))
     run = load(folder)
-    added = contract_lines(run.records)
-    records = [_waived(r) for r in (*run.records, *added)]
-    added = [_waived(r) for r in added]
+    examined = [_waived(r) for r in run.records]
+    added = [_waived(r) for r in contract_lines(examined)]
+    records = [*examined, *added]
     for waiver in stale(records, complete=complete and not interrupted):
         detail = f"waiver {waiver.key} explained nothing in this run: delete it ({waiver.reason})"
         covered = next(r for r in records if waiver.covers(r))
@@ -111,11 +111,16 @@ def _form_kept(op: str, preset: str, worst: Mapping[str, float]) -> tuple[str, f
 def contract_lines(records: Iterable[Record]) -> list[Record]:
     """One record per target and dtype: the form of its contract that all its cases keep, or FAIL without one."""
     groups: dict[tuple[str, str, str, str, str], list[Record]] = defaultdict(list)
+    explained: Counter[tuple[str, str, str, str, str]] = Counter()
     for r in records:
-        if r.forms and r.basis == Basis.DERIVED.value and r.verdict in (Verdict.PASS.value, Verdict.FAIL.value):
-            groups[r.target, r.origin, r.op, r.dtype, r.device].append(r)
+        if not r.forms or r.basis != Basis.DERIVED.value:
+            continue
+        subject = (r.target, r.origin, r.op, r.dtype, r.device)
+        if r.verdict in (Verdict.PASS.value, Verdict.FAIL.value):
+            groups[subject].append(r)
+        explained[subject] += r.verdict == Verdict.WAIVED.value
     result = []
-    for _, rows in sorted(groups.items()):
+    for subject, rows in sorted(groups.items()):
         worst: dict[str, float] = {}
         for r in rows:
             for form, ratio in r.forms.items():
@@ -129,6 +134,8 @@ def contract_lines(records: Iterable[Record]) -> list[Record]:
             verdict, detail = Verdict.PASS, f"contract {preset} kept in its {form} form by all {len(rows)} cases"
         else:
             verdict, detail = Verdict.FAIL, f"no single form of contract {preset} is kept by all {len(rows)} cases"
+        if explained[subject]:
+            detail += f"; {explained[subject]} more are waived"
         more: dict[str, Any] = {"ratio": ratio, "contract": preset, "forms": worst, "basis": Basis.DERIVED.value}
         title = "one form of the contract for all cases"
         result.append(_line(rows[0], "contract", verdict, detail, title=title, **more))
