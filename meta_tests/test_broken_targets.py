@@ -1,7 +1,9 @@
 """Targets that fail in every way a kernel can: each gets its verdict, and the run goes on."""
 
 import ctypes
+import signal
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +175,37 @@ def test_memory_around_an_input_is_watched_on_demand() -> None:
 
     target, case = target_from(overruns, spec="f"), tiny_case("attention", "fp32", queries=3)
     assert _fault(run(target, case, guarded=True)) == "overrun"
+
+
+class Elsewhere(Exception):
+    """What another alarm raises."""
+
+
+@pytest.mark.parametrize("catching", [False, True])
+def test_the_alarm_of_somebody_else_rings_through(catching: bool) -> None:
+    """A limit on the whole test, say, counts the calls in it and is no failure of the target."""
+
+    def ring(*_: object) -> None:
+        raise Elsewhere
+
+    def short(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        time.sleep(0.02)
+        if catching:
+            raise ValueError
+        return q.copy()
+
+    short.__attn_oracle__ = {"framework": "numpy"}  # type: ignore[attr-defined]
+    target, case = target_from(short, spec="f"), tiny_case("attention", "fp32")
+    before = signal.signal(signal.SIGALRM, ring)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0.3)
+    start = time.monotonic()
+    try:
+        with pytest.raises(Elsewhere):
+            while time.monotonic() < start + 3:
+                assert _fault(run(target, case)) == ("raised" if catching else "")
+        assert 0.25 < time.monotonic() - start < 2
+        assert signal.getsignal(signal.SIGALRM) is ring
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, max(left, 0))

@@ -60,7 +60,7 @@ def test_a_message_names_what_failed_on_what_and_why(done: Done) -> None:
     assert first == f"FAIL: one_percent (attention, bf16, cpu) breaks P6: {record.title}"
     assert all(re.match(r"( {2}| {11})[a-z]", line) for line in rest), text
     labels = [line.split()[0] for line in rest if not line.startswith(" " * 4)]
-    assert labels == ["what", "case", "made", "worst", "bound", "saved", "rerun"]
+    assert labels == ["what", "case", "made", "worst", "bound", "looks", "saved", "rerun"]
     assert "bfloat16" in text
     assert "contract flash" in text
     for name, ratio in record.forms.items():

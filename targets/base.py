@@ -190,20 +190,24 @@ def run(
     keyword |= {str(target.parameters[n]): v for n, v in options.items()}
     limit = session.seconds if seconds is None else seconds
     start = time.perf_counter()
+    result, failure = None, ""
     try:
         # What the target does to numpy's error handling is undone.
         with deadline(limit, expendable=session.expendable), np.errstate():
-            result = target.function(*positional, **keyword)
-            bridge.synchronise(device)
+            try:
+                result = target.function(*positional, **keyword)
+                bridge.synchronise(device)
+            except (KeyboardInterrupt, Overdue):
+                raise
+            # The one place where a target's failure is expected; it may also call sys.exit, or skip a test.
+            except BaseException as error:
+                failure = one_line(error)
     except Overdue as late:
         session.lost.append(str(late))
         return Observed({}, ("timeout", str(late)), time.perf_counter() - start)
-    except KeyboardInterrupt:
-        raise
-    # The one place where a target's failure is expected; it may also call sys.exit, or skip a test.
-    except BaseException as error:
-        return Observed({}, ("raised", one_line(error)), time.perf_counter() - start)
     elapsed = time.perf_counter() - start
+    if failure:
+        return Observed({}, ("raised", failure), elapsed)
     try:
         outputs = _outputs(target, result, bridge)
     except BadOutput as error:

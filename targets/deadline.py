@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,14 +32,17 @@ def deadline(seconds: float, *, expendable: bool = False) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise Overdue(f"no result after {seconds:g} s")
 
+    # Somebody else's alarm, a test's own limit say, stands still meanwhile.
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     before = signal.signal(signal.SIGALRM, ring)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    start = time.monotonic()
     # The watchdog is a thread of its own in C, which needs neither the interpreter nor its lock; it wants a file to
     # write to until it is cancelled.
     nowhere = open(os.devnull, "w") if expendable else None  # noqa: SIM115
     try:
         if nowhere is not None:
             faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=nowhere)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -47,4 +51,8 @@ def deadline(seconds: float, *, expendable: bool = False) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
             nowhere.close()
         if left:
-            signal.setitimer(signal.ITIMER_REAL, left)
+            left -= time.monotonic() - start
+            if left > 0:
+                signal.setitimer(signal.ITIMER_REAL, left)
+            else:
+                signal.raise_signal(signal.SIGALRM)
