@@ -17,6 +17,7 @@ from properties.attention import PROPERTIES
 from properties.attention_merge import split_merge
 from properties.bench import PROFILES, Bench, Input, bench_for
 from properties.fence import fenced_call
+from properties.pipeline import certify
 from properties.recipes import EMPTYING, HIDES, OVER, Mask, mask_array
 from properties.search import judge
 from properties.strategies import attention_input
@@ -113,6 +114,23 @@ def test_a_write_next_to_an_input_is_named(name: str, position: str) -> None:
     judged = on(bench, "P15", given)
     assert judged.verdict is Verdict.FAIL
     assert judged.detail.startswith("memory next to")
+
+
+def test_memory_behind_v_that_meets_a_zero_weight() -> None:
+    """A last tile loaded whole, as reported for unused slots of a cache (Dao-AILab/flash-attention#2374): 0 * NaN."""
+
+    def reading(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        end = v.storage_offset() + v.numel()
+        room = v.untyped_storage().nbytes() // v.element_size() - end
+        behind = v.as_strided((min(room, 8),), (1,), end)
+        return flash.attention(q, k, v) + (0.0 * behind).sum()
+
+    bench = bench_of(reading)
+    given = attention_input(bench, sq=3, sk=5)
+    assert certify(bench, given.case).verdict is Verdict.PASS
+    judged = on(bench, "P15", given)
+    assert judged.verdict is Verdict.FAIL
+    assert "memory next to the inputs" in judged.detail
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])

@@ -19,7 +19,6 @@ Row = Sequence[float]
 SIDE_EFFECTS = (
     "query_scaled_in_place",
     "pads_past_the_end",
-    "memory_behind_v_leaks",
     "output_promoted",
     "rope_cached_by_length",
     "rope_promotes",

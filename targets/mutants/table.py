@@ -151,8 +151,6 @@ MUTANTS: tuple[Mutant, ...] = (
     # Side effects.
     _attention("query_scaled_in_place", "P15", "the caller's q is overwritten", "unslothai/unsloth#5001"),
     _attention("pads_past_the_end", "P15", "memory behind K is zeroed", "Dao-AILab/flash-attention#638"),
-    _attention("memory_behind_v_leaks", "P15", "0 * NaN from the memory behind V",
-               "Dao-AILab/flash-attention#2374"),
     # Rotary embedding.
     _rope("rope_layout_ignored", "P17", "the layout is always half",
           "kvark/meganeura#38", "vllm-project/vllm-ascend#12820"),
