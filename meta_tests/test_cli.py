@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,21 @@ def test_a_replay_leaves_the_run_it_comes_from_alone(
     again = verify(tmp_path / "out", f"{kernel}:attention", "--property", "P1", "--case", stem)
     assert again.code == 1
     assert Path(str(stem)).is_file()
+
+
+def test_a_replay_asks_the_one_relation_that_the_case_broke(
+    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, other = judging(Verdict.FAIL, Verdict.FAIL)
+    table = (replace(broken, title="this one"), replace(other, id="P1", title="another one"))
+    q = np.ones((1, 1, 1, 4), dtype=np.float32)
+    case = Case("attention", {"q": q, "k": q, "v": q})
+    for note, expected in (({"title": "another one"}, ["another one"]), ({}, ["this one", "another one"])):
+        _, document = save_case(case, tmp_path / "cases" / "x", note=note)
+        words = (f"{kernel}:attention", "--property", "P1", "--case", document)
+        done = told(monkeypatch, tmp_path / "out", table, *words)
+        assert done.code == 1
+        assert [r.title for r in done.records] == expected
 
 
 def verify_records(folder: Path) -> list[Any]:

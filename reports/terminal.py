@@ -45,7 +45,8 @@ def _findings(records: Iterable[Record]) -> list[list[Record]]:
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for r in records:
         if Verdict(r.verdict) in BAD and r.property != "contract":
-            groups[r.target, r.detail if r.verdict == Verdict.ERROR.value else r.property].append(r)
+            what = r.detail if r.verdict == Verdict.ERROR.value else f"{r.property} {r.title}"
+            groups[r.target, what].append(r)
     return list(groups.values())
 
 
