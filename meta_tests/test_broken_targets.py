@@ -49,6 +49,7 @@ FINE = {
     "grad": "return attention(q, k, v).requires_grad_()",
     "strided": "return attention(q, k, v).transpose(1, 2).contiguous().transpose(1, 2)",
     "settings": "import numpy, os; numpy.seterr(all='raise'); os.chdir('/'); return attention(q, k, v)",
+    "warning": "import warnings; warnings.warn('deprecated'); return attention(q, k, v)",
     "chatty": "print('x' * 10000); return attention(q, k, v)",
 }
 

@@ -134,6 +134,33 @@ def test_report_refuses_what_is_no_run(tmp_path: Path) -> None:
     assert "has no record files" in printed
 
 
+def test_targets_lists_what_there_is() -> None:
+    code, printed = attn_oracle("targets", "seed_rope_numpy", "sdpa_cudnn", "--json")
+    rows = {row["name"]: row for row in json.loads(printed)}
+    assert code == 0
+    assert rows["seed_rope_numpy"] == {
+        "name": "seed_rope_numpy",
+        "origin": "own",
+        "op": "rope",
+        "dtypes": ["fp32", "fp16", "bf16"],
+        "devices": ["cpu"],
+        "options": ["base", "layout"],
+        "description": rows["seed_rope_numpy"]["description"],
+    }
+    assert rows["sdpa_cudnn"]["devices"] == ["cuda"]
+
+
+def test_targets_that_do_not_conform_are_said_so(tmp_path: Path) -> None:
+    short = "\n\ndef short(q, k, v):\n    return attention(q, k, v)[..., :-1]\n"
+    (tmp_path / "kernel.py").write_text(PLAIN + short)
+    code, printed = attn_oracle("targets", "--check", f"{tmp_path / 'kernel.py'}:attention")
+    assert (code, "does not conform" in printed) == (0, False)
+    code, printed = attn_oracle("targets", "--check", f"{tmp_path / 'kernel.py'}:short")
+    assert code == 1
+    assert printed.count("does not conform") == 3
+    assert "out has shape [1, 1, 2, 15], expected [1, 1, 2, 16]" in printed
+
+
 # --- exit codes -------------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +243,7 @@ def test_a_fault_while_the_command_itself_runs_gives_code_three(monkeypatch: pyt
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("in the command")
 
-    monkeypatch.setattr("reports.cli._check", broken)
+    monkeypatch.setattr("reports.cli.check", broken)
     code, printed = attn_oracle("verify")
     assert code == 3
     assert "an internal fault" in printed

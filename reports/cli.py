@@ -17,40 +17,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from oracle.bounds.contract import PRESETS, UnknownContract
-from oracle.case import DamagedCase, load_case
-from oracle.formats import STORAGE, format_of
+from oracle.bounds.contract import UnknownContract
+from oracle.case import DamagedCase
 from properties.bench import PROFILES
-from properties.property import properties_for
 from properties.record import DamagedRecords, Journal
-from properties.waivers import BadWaiver, waivers_of
+from properties.waivers import BadWaiver
 from reports.conclude import conclude
 from reports.environment import environment
+from reports.listing import as_text, listing
 from reports.load import UnlikeRuns
-from reports.terminal import property_order, summary
-from targets.base import INPUTS, BadTarget, Target
-from targets.conventions import wrong_convention
-from targets.registry import (
-    BUILTINS,
-    Builtin,
-    Unavailable,
-    UnknownTarget,
-    load_builtin,
-    plugins,
-    resolve,
-    resolve_all,
-)
+from reports.request import WrongUse, check, left_out
+from reports.terminal import summary
+from targets.base import BadTarget
+from targets.registry import Unavailable, UnknownTarget
 
 BROKEN, WRONG_USE, FAULT = 1, 2, 3
 _PROGRAM = "attn-oracle"
 # pytest's own exit codes.
 _INTERRUPTED, _INTERNAL, _USAGE = 2, 3, 4
-
-
-class WrongUse(ValueError):
-    """A request that cannot be carried out as asked; one line."""
 
 
 _REFUSALS = (
@@ -128,107 +113,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAULT
 
 
-def _check(options: argparse.Namespace) -> list[Target]:
-    """Everything that can be wrong with a request, said in one line before anything runs."""
-    for dtype in options.dtype:
-        if dtype not in STORAGE:
-            raise WrongUse(f"unknown dtype {dtype!r}; known: {', '.join(STORAGE)}")
-    if options.op is not None and options.op not in INPUTS:
-        raise WrongUse(f"unknown op {options.op!r}; known: {', '.join(INPUTS)}")
-    if options.timeout <= 0 or not math.isfinite(options.timeout):
-        raise WrongUse(f"--timeout takes a positive number of seconds, got {options.timeout:g}")
-    if options.workers is not None and options.workers < 0:
-        raise WrongUse(f"--workers takes a number from 0, got {options.workers}")
-    _check_device(options.device)
-    found = resolve_all([*options.targets, *options.more], op=options.op)
-    ops = {t.op for t in found} or {options.op or op for op in INPUTS}
-    for target in found:
-        if options.device.partition(":")[0] not in target.devices:
-            raise WrongUse(f"{target.name} runs on {', '.join(target.devices)}, not on {options.device}")
-        if not properties_for(target.op):
-            raise WrongUse(f"op {target.op} has no property yet")
-    for name in {t.name for t in found if t.origin == "third_party"} or {b.name for b in BUILTINS}:
-        waivers_of(name)
-    _check_dtypes(options, found)
-    _check_statements(options, ops)
-    if options.case is not None:
-        _check_case(options, found)
-    return found
-
-
-def _check_device(device: str) -> None:
-    family, _, index = device.partition(":")
-    if family not in ("cpu", "cuda") or (device != family and not (family == "cuda" and index.isdigit())):
-        raise WrongUse(f"unknown device {device!r}; known: cpu, cuda, cuda:N")
-    if family == "cuda":
-        count = _cuda_devices()
-        if not count:
-            raise WrongUse("--device cuda: torch sees no CUDA device here")
-        if index and int(index) >= count:
-            raise WrongUse(f"--device {device}: torch sees {count} CUDA devices")
-
-
-def _cuda_devices() -> int:
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _check_dtypes(options: argparse.Namespace, found: list[Target]) -> None:
-    """Each dtype asked for must be one that some target may take; what only others take is reported as untested."""
-    for dtype in options.dtype if found else ():
-        if all("dtypes" in t.stated and dtype not in t.dtypes for t in found):
-            known = ", ".join(dict.fromkeys(d for t in found for d in t.dtypes))
-            raise WrongUse(f"{', '.join(t.name for t in found)} declares no {dtype}; it takes {known}")
-
-
-def _check_statements(options: argparse.Namespace, ops: set[str]) -> None:
-    if options.contract is not None:
-        for op in sorted(ops):
-            if options.contract not in PRESETS[op]:
-                raise WrongUse(f"unknown contract {options.contract!r} for {op}; known: {', '.join(PRESETS[op])}")
-    for item in options.convention:
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise WrongUse(f"--convention takes NAME=VALUE, got {item!r}")
-        for op in sorted(ops):
-            wrong = wrong_convention(op, name, value)
-            if wrong:
-                raise WrongUse(wrong)
-    known = {p.id for op in ops for p in properties_for(op)}
-    for name in options.properties:
-        if name not in known:
-            listed = ", ".join(sorted(known, key=property_order))
-            raise WrongUse(f"unknown property {name!r} of {', '.join(sorted(ops))}; known: {listed}")
-
-
-def _check_case(options: argparse.Namespace, found: list[Target]) -> None:
-    saved = load_case(options.case)
-    if not found or not options.properties:
-        raise WrongUse("--case needs a TARGET and a --property")
-    for target in found:
-        if target.op != saved.op:
-            raise WrongUse(f"the saved case is of op {saved.op}, {target.name} of {target.op}")
-    missing = [n for n in INPUTS[saved.op] if n not in saved.arrays]
-    if missing:
-        raise WrongUse(f"the saved case {options.case} has no array {missing[0]!r}")
-    dtype = format_of(saved.arrays[INPUTS[saved.op][0]]).name
-    if any(d != dtype for d in options.dtype):
-        raise WrongUse(f"the saved case {options.case} is in {dtype}, not in {', '.join(options.dtype)}")
-    options.dtype = [dtype]
-
-
 def _verify(options: argparse.Namespace, words: list[str]) -> int:
-    found = _check(options)
+    found = check(options)
     out = _folder(options)
     _clear(out, options.case)
     if options.json is not None:
         _try_to_write(options.json)
     run = Journal(out, "run")
     run.note("environment", environment(words, seed=options.seed, profile=options.profile, device=options.device))
-    for name, reason in _left_out(options, found):
+    for name, reason in left_out(options, found):
         run.note("untested", {"target": name, "op": "", "dtype": "", "property": "", "reason": reason})
     run.close()
     code = _run_pytest(options, out)
@@ -259,19 +152,6 @@ def _folder(options: argparse.Namespace) -> Path:
     return chosen.absolute()
 
 
-def _left_out(options: argparse.Namespace, found: list[Target]) -> Iterator[tuple[str, str]]:
-    """Targets, and dtypes of targets, that this run does not ask about, with the reason."""
-    if not found:
-        for builtin in BUILTINS:
-            reason = _why_not(builtin, options.device)
-            if reason:
-                yield builtin.name, reason
-    for target in found:
-        for dtype in options.dtype:
-            if "dtypes" in target.stated and dtype not in target.dtypes:
-                yield target.name, f"takes {', '.join(target.dtypes)}, not {dtype}"
-
-
 def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
@@ -300,15 +180,6 @@ def _try_to_write(path: Path) -> None:
         path.write_text("[]\n", encoding="utf-8")
     except OSError as error:
         raise WrongUse(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _why_not(builtin: Builtin, device: str) -> str:
-    try:
-        target = load_builtin(builtin)
-    except Unavailable as error:
-        return str(error)
-    family = device.partition(":")[0]
-    return "" if family in target.devices else f"runs on {', '.join(target.devices)} only, not on {device}"
 
 
 @contextmanager
@@ -382,46 +253,15 @@ def _pages(out: Path) -> tuple[tuple[Path, ...], str]:
 
 
 def _targets(options: argparse.Namespace) -> int:
-    rows = [_row(spec, options) for spec in options.targets or (*(b.name for b in BUILTINS), *plugins())]
+    rows = listing(options.targets, op=options.op, check=options.check)
     if options.json:
         print(json.dumps(rows, indent=1))
     else:
         width = max(shutil.get_terminal_size((120, 20)).columns, 80)
         for row in rows:
-            text = _text(row)
+            text = as_text(row)
             print(text[:width] if sys.stdout.isatty() and not row.get("problems") else text)
     return BROKEN if any(row.get("problems") for row in rows) else 0
-
-
-def _row(spec: str, options: argparse.Namespace) -> dict[str, Any]:
-    try:
-        target = resolve(spec, op=options.op)
-    except (Unavailable, BadTarget) as error:
-        if spec in options.targets:
-            raise
-        return {"name": spec, "missing": str(error)}
-    row = {
-        "name": target.name,
-        "origin": target.origin,
-        "op": target.op,
-        "dtypes": list(target.dtypes),
-        "devices": list(target.devices),
-        "options": sorted(set(target.parameters) - set(INPUTS[target.op])),
-        "description": target.description,
-    }
-    if options.check and "cpu" in target.devices:
-        from targets.conformance import check_target
-
-        row["problems"] = check_target(target)
-    return row
-
-
-def _text(row: dict[str, Any]) -> str:
-    if "missing" in row:
-        return f"{row['name']:<22} not available: {row['missing']}"
-    devices = "/".join(row["devices"])
-    line = f"{row['name']:<22} {row['op']:<12} {' '.join(row['dtypes']):<20} {devices:<9} {' '.join(row['options'])}"
-    return "\n".join([line.rstrip(), *(f"  does not conform: {problem}" for problem in row.get("problems", ()))])
 
 
 def _report(folder: Path) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,8 +193,9 @@ def run(
     start = time.perf_counter()
     result, failure = None, ""
     try:
-        # What the target does to numpy's error handling is undone.
-        with deadline(limit, expendable=session.expendable), np.errstate():
+        # What the target does to numpy's error handling is undone, and what it warns about is its own affair.
+        with deadline(limit, expendable=session.expendable), np.errstate(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             try:
                 result = target.function(*positional, **keyword)
                 bridge.synchronise(device)
