@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -347,6 +348,22 @@ def test_a_replay_leaves_the_run_it_comes_from_alone(
     again = verify(tmp_path / "out", f"{kernel}:attention", "--property", "P1", "--case", stem)
     assert again.code == 1
     assert Path(str(stem)).is_file()
+
+
+def test_the_rerun_command_says_all_that_decided_how_the_target_was_judged(
+    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = ["--op", "attention", "--contract", "fp64", "--convention", "lse_base=2", "--timeout", "7"]
+    done = told(monkeypatch, tmp_path / "out", judging(Verdict.FAIL), f"{kernel}:attention", "--dtype", "fp32", *stated)
+    words = shlex.split(done.records[0].rerun)
+    assert words[:3] == ["attn-oracle", "verify", f"{kernel}:attention"]
+    asked = list(zip(words[3::2], words[4::2], strict=True))
+    assert asked == [
+        ("--dtype", "fp32"),
+        ("--property", "P1"),
+        *zip(stated[::2], stated[1::2], strict=True),
+        ("--case", str(done.records[0].stem)),
+    ]
 
 
 def test_a_replay_asks_the_one_relation_that_the_case_broke(
