@@ -34,6 +34,10 @@ from properties.pipeline import structure
 # Above this many (query, key) pairs over all heads, or numbers in the output, only the place is stated.
 LARGEST_CASE = 2**18
 FRESH = 2
+# Of two explanations of one kind, a later one is taken if its squared error / bound is less than this share.
+CLEARLY = 0.25
+# Squared error / bound of an element that is as good as none.
+NOTHING = 1e-3
 # Fields of a contract that say how sums run: their roundings depend on an order.
 ORDERED = {"row_sum", "accumulator"}
 _MODULES = {
@@ -156,10 +160,17 @@ def _claim(scene: Scene, deadline: float) -> str:
         held = _preferred(held, probes)
     if not held:
         return ""
-    first = held[0].c
+    first = _nearest([f for f in held if f.hypothesis is held[0].hypothesis]).c
     choices = list(dict.fromkeys(f.c.choice for f in held if f.c.says == first.says))
     listed = " or ".join(c for c in (", ".join(choices[:-1]), choices[-1]) if c)
     return replace(first, choice=listed).sentence
+
+
+def _nearest(alike: list[_Found]) -> _Found:
+    """The first of one kind, unless another comes much nearer to what was observed."""
+    best, first = min(alike, key=lambda f: f.match.residual), alike[0]
+    clear = first.match.residual > NOTHING * first.match.judged and best.match.residual < CLEARLY * first.match.residual
+    return best if clear else first
 
 
 class _Probes:

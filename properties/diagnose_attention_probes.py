@@ -84,26 +84,29 @@ def ranges(case: Case) -> Iterator[Case]:
 
 
 def wider(case: Case) -> Iterator[Case]:
-    """Four rows and 128 keys more: every remainder by a tile stays what it is."""
-    if case.arrays["q"].shape[2] * case.arrays["k"].shape[2] > WIDE:
-        return
+    """Four rows and 128 keys more, so that every remainder by a tile stays what it is; four rows and two keys more."""
+    if case.arrays["q"].shape[2] * case.arrays["k"].shape[2] <= WIDE:
+        yield _enlarged(case, 128)
+        yield _enlarged(case, 2)
+
+
+def _enlarged(case: Case, more: int) -> Case:
+    """Fresh numbers for four rows and ``more`` keys more; masks go on as they begin."""
     rng = np.random.default_rng(8)
     q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
-    own = format_of(q)
-    sq, sk = q.shape[2] + 4, k.shape[2] + 128
+    sq, sk = q.shape[2] + 4, k.shape[2] + more
     arrays = {
-        name: own.store(rng.standard_normal((*a.shape[:2], n, a.shape[3])))
+        name: format_of(a).store(rng.standard_normal((*a.shape[:2], n, a.shape[3])))
         for name, a, n in (("q", q, sq), ("k", k, sk), ("v", v, sk))
     }
     mask = case.options.get("attn_mask")
     made = case.with_arrays(**arrays)
     if mask is None:
-        yield made
-        return
-    for axis, (old, new) in ((-1, (k.shape[2], sk)), (-2, (q.shape[2], sq))):
+        return made
+    for axis, old, new in ((-1, k.shape[2], sk), (-2, q.shape[2], sq)):
         if mask.ndim >= -axis and mask.shape[axis] > 1:
             mask = np.take(mask, np.arange(new) % old, axis=axis)
-    yield made.with_options(attn_mask=mask)
+    return made.with_options(attn_mask=mask)
 
 
 RELATED: tuple[tuple[str, Callable[[Bench, Case], Case | None]], ...] = (

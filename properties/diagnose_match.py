@@ -24,7 +24,8 @@ class Match:
     """fits: per form, all is explained. tells: per form, it differs somewhere by more than both bounds.
 
     judged, same, exact: how many elements there are, how many are the rounded prediction to the bit, and how many the
-    rounded exact result. errors: (output, observed minus exact, predicted minus exact).
+    rounded exact result. residual: sum of squares of error / bound. errors: output, observed minus exact, and predicted
+    minus exact.
     """
 
     fits: NDArray[np.bool_]
@@ -32,6 +33,7 @@ class Match:
     judged: int = 0
     same: int = 0
     exact: int = 0
+    residual: float = 0.0
     errors: list[tuple[str, Any, Any]] = field(default_factory=list)
 
     def convinces(self) -> NDArray[np.bool_]:
@@ -116,6 +118,7 @@ def _weigh(scene: Scene, look: Look, which: Rows, predictions: Predictions, foun
         with np.errstate(all="ignore"):
             use = ~(p.free | p.breaks | p.lost | t.free[which]) & np.isfinite(y)
             fmt = scene.formats[name]
+            found.residual += float((p.ratio(y)[use] ** 2).sum())
             found.judged += int(use.sum())
             found.same += int((use & (fmt.round(p.value.hi) == y)).sum())
             found.exact += int((use & (fmt.round(hi) == y)).sum())

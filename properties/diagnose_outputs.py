@@ -217,13 +217,13 @@ def off_row_sums(scene: Scene) -> Iterator[Counterfactual]:
         return
     known = weight > 0
     mean = float(np.average(factors[known], weights=weight[known]))
+    says = f"the output were {100 * abs(mean - 1):.2g}% too {'large' if mean > 1 else 'small'}"
+    yield _anywhere(only_out(says, lambda s, b: mean))
     added = (1 / factors[known] - 1) * total[known]
     e = float(np.average(added, weights=weight[known])) if np.isfinite(added).all() else -1.0
     if e > 0:
         says = f"{e:.1g} were added to the row sum"
         yield _anywhere(only_out(says, lambda s, b: b.part("total").hi / (b.part("total").hi + e)))
-    says = f"the output were {100 * abs(mean - 1):.2g}% too {'large' if mean > 1 else 'small'}"
-    yield _anywhere(only_out(says, lambda s, b: mean))
     by_key = {look.block.key: (look.block.rows, f) for look, (f, _) in zip(scene.looks, both, strict=True)}
     worst = float(np.max(np.abs(factors[known] - 1)))
     width = scene.looks[0].values["out"].shape[1]
