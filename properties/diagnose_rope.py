@@ -193,13 +193,16 @@ def _turned(
             theta = passed(frequency, how.base ** -(np.arange(pairs) / pairs))
             at = positions_of(s.case, block.key, block.rows)[:, None].astype(np.float64)
             turned = passed(angle, at * theta)
-            cos, sin = np.cos(turned), np.sin(turned)
+            with np.errstate(invalid="ignore"):
+                # An angle that overflowed has no cosine.
+                cos, sin = np.cos(turned), np.sin(turned)
         cos, sin = passed(table, cos), passed(table, sin)
         first, second = x[:, columns[:pairs]], x[:, columns[pairs : 2 * pairs]]
         value = x.copy()
         value[:, columns[:pairs]] = first * cos - second * sin
         value[:, columns[pairs : 2 * pairs]] = first * sin + second * cos
-        return {"out": p["out"].at(value)}
+        lost = ~np.isfinite(value)
+        return {"out": p["out"].at(np.where(lost, 0.0, value)).marked("breaks", lost)}
 
     return change
 
