@@ -205,7 +205,9 @@ def record_of(
     if folder is not None and judgement.verdict in BAD and case.arrays:
         name = f"{bench.target.name}-{bench.dtype}-{prop.id}-{case.digest()}".replace("/", "_").replace(":", "_")
         path = folder / "cases" / name
-        save_case(case, path, note={"features": dict(given_input.features), "detail": judgement.detail})
+        save_case(
+            case, path, note={"title": prop.title, "features": dict(given_input.features), "detail": judgement.detail}
+        )
         stem = str(path.with_suffix(".json"))
     return Record(
         target=bench.target.name,
