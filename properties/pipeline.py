@@ -19,7 +19,7 @@ from oracle.bounds.table import Bounded, bounds_of
 from oracle.case import Case
 from oracle.enclosure import PRECISIONS, Block, Enclosure, enclose, refine
 from oracle.error import Errors, measure, summarise
-from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.formats import FORMATS, Float64Array, format_of
 from oracle.ops.table import op_named
 from properties.bench import Bench, sampled_rows
 from properties.vacuity import trivially_accepted
@@ -285,8 +285,3 @@ def _metrics(weighed: list[Weighed], form: int, exempt: int) -> dict[str, Any]:
     if places:
         result["worst"] = max(places, key=lambda pair: pair[0])[1]
     return result
-
-
-def formats_of(observed: Observed) -> dict[str, Format]:
-    """The observed format of each output."""
-    return {n: format_of(v) for n, v in observed.outputs.items()}
