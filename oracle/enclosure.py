@@ -8,7 +8,7 @@ again in `arb` at a higher precision and puts them in place, in the manner of Zi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,9 @@ class Enclosure:
             # y - hi is exact when y and hi are close (Sterbenz); otherwise lo does not matter at this accuracy.
             return np.asarray(np.abs((np.asarray(y, dtype=np.float64) - self.hi) - self.lo))
 
+    def parts(self) -> tuple[Float64Array, Float64Array, Float64Array]:
+        return self.hi, self.lo, self.rad
+
     def rows(self, index: Any) -> Enclosure:
         return Enclosure(self.hi[index], self.lo[index], self.rad[index])
 
@@ -53,10 +56,11 @@ class Enclosure:
 class Block:
     """One head evaluated on some of its rows.
 
-    key: index of the block in the leading dimensions of the outputs. rows [r]: which rows. values: the op's named
-    parts as opaque values of ``ar``. empty [r]: rows without a visible key. undefined [r]: rows that read a NaN or
-    inf, whose exact value does not exist. visible [r, n] or None. patches: parts replaced row by row at higher
-    precision.
+    key: names the block; unless ``at`` says otherwise, its index in the leading dimensions of the outputs. rows [r]:
+    which rows. values: the op's named parts as opaque values of ``ar``. empty [r]: rows without a visible key.
+    undefined [r]: rows that read a NaN or inf, whose exact value does not exist. visible [r, n] or None. patches:
+    parts replaced row by row at higher precision. outputs: those that this block is a part of (None: all of the op's),
+    where different outputs have rows of different kinds, as the gradients of queries and of keys have.
     """
 
     key: tuple[int, ...]
@@ -67,6 +71,26 @@ class Block:
     undefined: NDArray[np.bool_]
     visible: NDArray[np.bool_] | None = None
     patches: Mapping[str, Enclosure] = field(default_factory=dict)
+    at: tuple[int, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Where the block stands in the leading dimensions of its outputs."""
+        return self.key if self.at is None else self.at
+
+    def holds(self, output: str) -> bool:
+        """Whether the block is a part of this output."""
+        return self.outputs is None or output in self.outputs
+
+    def whole(self, name: str, output: NDArray[Any]) -> NDArray[Any]:
+        """The block's part of a whole output array, all rows of it: a view [R, c] where the layout allows one."""
+        held = output[self.index] if self.index else output.reshape(-1, self.part(name).hi.shape[1])
+        return held[:, None] if held.ndim == 1 else held
+
+    def take(self, name: str, output: NDArray[Any]) -> NDArray[Any]:
+        """[r, c] of a whole output array at the block's rows."""
+        return np.asarray(self.whole(name, output)[self.rows])
 
     def visible_keys(self) -> NDArray[np.bool_]:
         """``visible``; ValueError for an op that has no keys."""
@@ -93,7 +117,15 @@ class Block:
         patches = {name: part.rows(slice(start, stop)) for name, part in self.patches.items()}
         visible = None if self.visible is None else self.visible[start:stop]
         rows, empty, undefined = self.rows[start:stop], self.empty[start:stop], self.undefined[start:stop]
-        return Block(self.key, rows, self.ar, values, empty, undefined, visible, patches)
+        return replace(
+            self,
+            rows=rows,
+            values=values,
+            empty=empty,
+            undefined=undefined,
+            visible=visible,
+            patches=patches,
+        )
 
 
 def _height(value: Value) -> int:
@@ -118,7 +150,8 @@ def enclose(
     result = []
     for key in op.blocks(case) if blocks is None else blocks:
         chosen = rows.get(key) if isinstance(rows, Mapping) else rows
-        index = np.arange(op.row_count(case), dtype=np.int64) if chosen is None else np.asarray(chosen, dtype=np.int64)
+        count = op.row_count(case, key)
+        index = np.arange(count, dtype=np.int64) if chosen is None else np.asarray(chosen, dtype=np.int64)
         with arithmetic.working():
             result.append(op.evaluate(arithmetic, case, key, index))
     return result
@@ -137,4 +170,4 @@ def refine(case: Case, block: Block, which: NDArray[np.bool_], precision: int) -
         hi, lo, rad = coarse.hi.copy(), coarse.lo.copy(), coarse.rad.copy()
         hi[which], lo[which], rad[which] = exact.hi, exact.lo, exact.rad
         patches[name] = Enclosure(hi, lo, rad)
-    return Block(block.key, block.rows, block.ar, block.values, block.empty, block.undefined, block.visible, patches)
+    return replace(block, patches=patches)

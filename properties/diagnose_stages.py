@@ -13,7 +13,7 @@ from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.enclosure import Block
 from oracle.formats import FORMATS, Float64Array, Format
 from oracle.ops import attention
-from oracle.ops.attention_case import clean_head, scale_float, scale_value
+from oracle.ops.attention_case import clean_head, head, scale_float, scoring, sink_value
 from properties.counterfactual import (
     LOG2_E,
     Change,
@@ -187,11 +187,12 @@ def rounded_stages(scene: Scene) -> Iterator[Counterfactual]:
 
 def simulated(scene: Scene, block: Block, rounded: dict[str, Format]) -> dict[str, Float64Array]:
     """O and L in float64 with the named stages rounded; `block` belongs to the scene's own case."""
-    q, k, v, bias, visible, _ = clean_head(scene.case, block.key, block.rows)
+    x = head(scene.case, block.key, block.rows)
     ar = RoundedArithmetic(FORMATS["fp64"], rounded)
     with ar.working():
-        more: dict[str, Any] = {"scale": scale_value(ar, scene.case), "visible": visible}
-        done = attention.attention(ar, q, k, v, bias=bias, **more)
+        values = [ar.const(a) for a in (x.q, x.k, x.v)]
+        how, sink = scoring(ar, scene.case, x), sink_value(ar, x)
+        done = attention.attention(ar, *values, scoring=how, visible=x.visible, sink=sink)
     return {"out": done.out, "lse": done.lse}
 
 

@@ -95,7 +95,7 @@ def weigh(
     bench: Bench, case: Case, block: Block, observed: Observed, forms: Sequence[Contract], outputs: Sequence[str]
 ) -> Weighed:
     """Errors of one block against each form's bound, with the oracle made precise enough to decide."""
-    values = {n: _block_values(observed.outputs[n], block) for n in outputs if n in observed.outputs}
+    values = {n: block.take(n, v) for n, v in observed.outputs.items() if n in outputs and block.holds(n)}
     formats = {n: format_of(v) for n, v in values.items()}
     convention = _empty_rows(bench, block, values)
     live = ~(block.empty | block.undefined)
@@ -171,15 +171,6 @@ def _based(exact: Enclosure, name: str, bench: Bench) -> Enclosure:
         return exact
     hi = exact.hi * _LOG2_E
     return Enclosure(hi, exact.lo * _LOG2_E, exact.rad * _LOG2_E + np.abs(hi) * 2.0**-51)
-
-
-def _block_values(output: NDArray[Any], block: Block) -> NDArray[Any]:
-    """[r, c] of one output at the block's rows."""
-    held = output[block.key] if block.key else output
-    if not block.key:
-        held = held.reshape(-1, block.part("out").hi.shape[1])
-    held = held[:, None] if held.ndim == 1 else held
-    return np.asarray(held[block.rows])
 
 
 def _empty_rows(bench: Bench, block: Block, values: Mapping[str, NDArray[Any]]) -> str:
@@ -280,7 +271,7 @@ def _metrics(weighed: list[Weighed], form: int, exempt: int) -> dict[str, Any]:
         if place is not None:
             block = weighed[place.pop("part")].block
             row, column = place["index"]
-            place["index"] = [*block.key, int(block.rows[row]), column]
+            place["index"] = [*block.index, int(block.rows[row]), column]
             places.append((float(pooled["bound_ratio"] or 0.0), {"output": name, **place}))
     if places:
         result["worst"] = max(places, key=lambda pair: pair[0])[1]

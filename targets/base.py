@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.case import Case
+from oracle.ops.attention_case import CHOICES
 from targets import frameworks
 from targets.deadline import Overdue, deadline
 from targets.metadata import DEVICES, metadata, problems
@@ -25,7 +26,7 @@ from targets.signature import INPUTS, OPTIONS, OUTPUTS, BadTarget, read
 __all__ = ["INPUTS", "OPTIONS", "OUTPUTS", "BadTarget", "Observed", "Session", "Target", "run", "target_from"]
 
 # Names of options that fix what a case means without being passed to the function.
-CONVENTION_OPTIONS = frozenset({"causal_alignment"})
+CONVENTION_OPTIONS = frozenset(CHOICES)
 # Calls that died or did not end, after which a target is not called again.
 PATIENCE = 3
 

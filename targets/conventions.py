@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from oracle.ops.attention_case import CHOICES
+
 _SCORES = {
-    "causal_alignment": ("top_left", "bottom_right"),
+    "causal_alignment": CHOICES["causal_alignment"],
     "lse_base": ("e", "2"),
     "empty_row": ("zero", "nan", "mean"),
     "empty_row_lse": ("-inf", "+inf", "finite"),
@@ -18,6 +20,7 @@ _SCORES = {
 CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "attention": {
         **_SCORES,
+        **CHOICES,
         "grouped_heads": ("accepted", "refused"),
         "unequal_value_dim": ("accepted", "refused"),
     },

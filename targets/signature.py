@@ -17,6 +17,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "positions": ("position_ids",),
     "window_size": ("window",),
     "softcap": ("logits_soft_cap",),
+    "sinks": ("sink", "s_aux"),
     "x": ("input", "logits", "scores"),
 }
 # Parameters that identify each op, most specific first.
@@ -38,7 +39,9 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 OUTPUTS: dict[str, tuple[str, ...]] = {"attention": ("out", "lse"), "mla": ("out", "lse")}
 OPTIONS: dict[str, frozenset[str]] = {
-    "attention": frozenset({"scale", "is_causal", "attn_mask", "return_lse"}),
+    "attention": frozenset(
+        {"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks", "return_lse"}
+    ),
     "mla": frozenset({"scale", "is_causal", "return_lse"}),
     "rope": frozenset({"base", "layout", "rotary_dim"}),
     "rope_apply": frozenset({"layout"}),

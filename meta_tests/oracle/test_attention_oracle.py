@@ -20,6 +20,7 @@ from oracle.case import Case
 from oracle.enclosure import PRECISIONS, Block, enclose, refine
 from oracle.formats import FORMATS, Float64Array
 from oracle.ops import attention, attention_case
+from oracle.ops.attention import Scoring
 
 DIGITS = 90
 Row = dict[str, Any]
@@ -261,9 +262,8 @@ def evaluated(ar: Any, head: tuple[NDArray[Any], ...], how: str) -> dict[str, An
     q, k, v, bias, visible = head
     values = [ar.const(a) for a in (q, k, v)]
     more: dict[str, Any] = {
-        "scale": attention.default_scale(ar, q.shape[1]),
+        "scoring": Scoring(attention.default_scale(ar, q.shape[1]), None if bias is None else ar.const(bias)),
         "visible": visible,
-        "bias": None if bias is None else ar.const(bias),
     }
     if how == "tiled":
         out, lse = attention.attention_tiled(ar, *values, tile=3, **more)
@@ -389,7 +389,7 @@ def test_tiled_split_and_plain_are_one_function_to_the_last_digits(sizes: tuple[
     visible[0, -1] = True
     bias = rng.standard_normal((sq, sk)) * 5
     values = [ar.const(a) for a in (q, k, v)]
-    more: dict[str, Any] = {"scale": attention.default_scale(ar, d), "visible": visible, "bias": ar.const(bias)}
+    more: dict[str, Any] = {"scoring": Scoring(attention.default_scale(ar, d), ar.const(bias)), "visible": visible}
     plain = attention.attention(ar, *values, **more)
     first = attention.attention(ar, *values, normalise_first=True, **more)
     orders = {"normalised": (first.out, first.lse)}
@@ -404,7 +404,11 @@ def test_tiled_split_and_plain_are_one_function_to_the_last_digits(sizes: tuple[
             assert worst < 1e-86, name
     # The same comparison sees a change in the last digits that float64 could never show.
     nudged = attention.attention_tiled(
-        ar, *values, tile=2, **{**more, "bias": ar.add(more["bias"], ar.rational(1, 10**84))}
+        ar,
+        *values,
+        tile=2,
+        scoring=replace(more["scoring"], bias=ar.add(more["scoring"].bias, ar.rational(1, 10**84))),
+        visible=visible,
     )
     assert max(abs(float(gap)) for gap in (nudged[1] - plain.lse).ravel()) > 1e-86
 
@@ -578,7 +582,9 @@ def test_attention_over_no_keys_has_no_value() -> None:
     ar = BallArithmetic()
     empty = [ar.const(np.zeros(s)) for s in ((2, 3), (0, 3), (0, 1))]
     with pytest.raises(ValueError, match="no keys at all"):
-        attention.attention_tiled(ar, *empty, scale=ar.rational(1, 1), visible=np.zeros((2, 0), dtype=bool), tile=4)
+        attention.attention_tiled(
+            ar, *empty, scoring=Scoring(ar.rational(1, 1)), visible=np.zeros((2, 0), dtype=bool), tile=4
+        )
 
 
 def test_shapes_of_outputs_and_blocks() -> None:

@@ -3,7 +3,8 @@
     |dO| <= E + H (|O| + E) + omega_o,   E = W + kP Z + U        (terms: `oracle.bounds.forward`)
 
 Score error, with A_j = alpha sum |q||k_j|: the dot product's chain, roundings of the scale and of stored operands
-(which follow A, not S), stored scores (which follow |S|), bias. Sums over visible keys; a row without any has no bound.
+(which follow A, not S), stored scores (which follow |S|), soft cap, bias. Sums over visible keys; a row without any has
+no bound. A sink is one more key, of value 0, whose score has the error of its own roundings.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from oracle.bounds import forward
 from oracle.bounds.contract import Constants, Contract, accumulation_error, constants, dot_error, row_sum_error
 from oracle.bounds.table import Bounded
 from oracle.case import Case
-from oracle.enclosure import Block
+from oracle.enclosure import Block, Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_named, format_of
-from oracle.ops.attention_case import clean_head, scale_float
+from oracle.ops import attention_case
+from oracle.ops.attention_case import chosen, scale_float
 
 # Entries of the [r, n] arrays that are worked on at a time.
 CACHED = 2**15
@@ -30,17 +32,36 @@ def bounds(
     case: Case, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
 ) -> list[dict[str, Bounded]]:
     """One dict of ``out`` [r, Dv] and ``lse`` [r, 1] per form; see `oracle.bounds.table.Bounds`."""
-    q, k, v, bias, _, _ = clean_head(case, block.key, block.rows)
+    x = attention_case.head(case, block.key, block.rows)
+    bias = _offsets(case, x)
+    k, v = x.k, x.v
+    if x.sink is not None:
+        # The sink's key: its raw score is 0, its value too.
+        k, v = (np.vstack([a, np.zeros((1, a.shape[1]))]) for a in (k, v))
+        bias = None if bias is None else np.pad(bias, [(0, 0), (0, 1)])
+    cap = case.options.get("softcap")
     input_format = format_of(case.arrays["q"])
     alpha = abs(scale_float(case)) * (1 + 2.0**-50)
     observed = formats.get("out", input_format), formats.get("lse", FORMATS["fp32"])
     # A few rows at a time keep the [r, n] arrays in cache.
     step = max(1, CACHED // max(1, len(k)))
     parts = []
-    for start in range(0, max(1, len(q)), step):
-        rows = slice(start, min(start + step, len(q)))
-        head = _Head(q[rows], k, v, np.abs(k), np.abs(v), None if bias is None else bias[rows], alpha, input_format)
-        piece = block if len(q) <= step else block.between(rows.start, rows.stop)
+    for start in range(0, max(1, len(x.q)), step):
+        rows = slice(start, min(start + step, len(x.q)))
+        head = _Head(
+            x.q[rows],
+            k,
+            v,
+            np.abs(k),
+            np.abs(v),
+            None if bias is None else bias[rows],
+            alpha,
+            input_format,
+            None if cap is None else float(cap),
+            chosen(case, "softcap_order") == "after_mask",
+            x.sink is not None,
+        )
+        piece = block if len(x.q) <= step else block.between(rows.start, rows.stop)
         with np.errstate(all="ignore"):
             parts.append(_bounds(head, piece, forms, observed))
     return [
@@ -49,9 +70,27 @@ def bounds(
     ]
 
 
+def _offsets(case: Case, x: attention_case.Head) -> Float64Array | None:
+    """|additive mask| + |ALiBi| [r, n], or None: what roundings of a bias follow.
+
+    Kernels that add slope j instead of -slope |distance| give the same O, from larger numbers: where the case does not
+    say which it is, both are covered.
+    """
+    if x.slope is None or x.reach is None:
+        return x.bias
+    reach = np.abs(x.reach)
+    if "alibi_bias" not in case.options:
+        reach = np.maximum(reach, np.arange(reach.shape[1])[None, :])
+    alibi = abs(x.slope) * reach
+    return np.asarray(alibi if x.bias is None else alibi + np.abs(x.bias))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Head:
-    """One head's numbers: q [r, D], k [n, D], v [n, Dv], the magnitudes of the last two, bias [r, n] or None."""
+    """One head's numbers: q [r, D], k [n, D], v [n, Dv], the magnitudes of the last two, |bias| [r, n] or None.
+
+    With a sink the last key is its.
+    """
 
     q: Float64Array
     k: Float64Array
@@ -61,6 +100,9 @@ class _Head:
     bias: Float64Array | None
     alpha: float
     input_format: Format
+    softcap: float | None = None
+    cap_last: bool = False
+    has_sink: bool = False
 
 
 def _bounds(
@@ -73,8 +115,12 @@ def _bounds(
     tilted, errors = [], []
     for form in forms:
         c = constants(form, head.input_format)
-        eps = _score_error(head, raw, land, form, c)
+        eps = _score_error(head, raw, land, block, form, c)
+        if head.has_sink:
+            eps[:, -1] = c.u_S * land.size[:, -1] + c.omega_S
         rho = forward.weight_error(eps, land, form, c)
+        if head.has_sink:
+            rho[:, -1:] += forward.sink_error(land, c)
         errors.append((c, eps, rho))
         tilted.append(forward.tilt(rho, land))
     out = block.part("out")
@@ -89,6 +135,8 @@ def _bounds(
         apart = forward.sweeps_apart(eps, rho, land, form, c)
         out_bound = forward.out_bound(inner, out, land, form, _with_output(c, out_format), apart=apart) * grow
         lse_bound = forward.lse_bound(t, rho, land, form, c, lse_format) * grow
+        if "whole_lse" in block.values:
+            lse_bound = _bare_lse_bound(block, eps, form, c, lse_format) * grow
         broken = _rows_may_overflow(head, raw, eps, land, form, c)
         # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
         out_bound = np.where(np.isnan(out_bound) & broken, np.inf, out_bound)
@@ -112,7 +160,7 @@ def _with_output(c: Constants, fmt: Format) -> Constants:
 
 
 def _score_error(
-    head: _Head, raw: Float64Array, land: forward.Landscape, contract: Contract, c: Constants
+    head: _Head, raw: Float64Array, land: forward.Landscape, block: Block, contract: Contract, c: Constants
 ) -> Float64Array:
     dims, bias, alpha = head.q.shape[1], head.bias, head.alpha
     eps = forward.dot_scores_error(
@@ -124,17 +172,89 @@ def _score_error(
         with_bias=bias is not None,
         operands=_operand_sums(head, land, c),
     )
+    if head.softcap is None:
+        return eps_with_bias(eps, bias, land.size, alpha, contract, c)
+    before = _before_cap(head, block)
+    if head.cap_last:
+        # The bias joins before the cap, and is rounded with what the cap is applied to.
+        return _capped(eps_with_bias(eps, bias, before[1], alpha, contract, c), head, before, land.size, contract, c)
+    stored = eps_with_bias(eps, None, before[1], alpha, contract, c)
+    after = land.size if bias is None else np.minimum(land.size + bias, head.softcap * (1 + 2.0**-50))
+    eps = _capped(stored, head, before, after, contract, c)
     if bias is None:
-        return forward.stored_scores_error(eps, land, alpha, contract, c)
-    eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * np.abs(bias)
+        return eps
+    eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias
+    if contract.score_stores:
+        eps = eps + c.u_S * (land.size + eps) + c.omega_S
+    return np.asarray(eps)
+
+
+def eps_with_bias(
+    eps: Float64Array, bias: Float64Array | None, size: Float64Array, alpha: float, contract: Contract, c: Constants
+) -> Float64Array:
+    """eps after a bias joined and the scores were stored as often as the contract says; ``size`` bounds |S|."""
+    if bias is None:
+        return forward.stored_scores_error(eps, size, alpha, contract, c)
+    eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias
     if not contract.score_stores:
         return np.asarray(eps)
     # Raw and scaled scores are stored before the bias joins them: their roundings follow |S - bias|, which is at most
     # |S| + |bias|. The sum is stored once more.
     stores = contract.score_stores + 1
-    before = land.size + np.abs(bias)
+    before = size + bias
     eps = eps + np.expm1(stores * np.log1p(c.u_S)) * (before + eps) + stores * (1 + alpha) * c.omega_S
     return np.asarray(eps)
+
+
+def _before_cap(head: _Head, block: Block) -> tuple[Float64Array, Float64Array]:
+    """Lower and upper bound of |x| for what the soft cap is applied to [r, n]; 0 for the sink, which is not capped."""
+    given = block.part("uncapped")
+    both = np.maximum(np.abs(given.hi) - np.abs(given.lo) - given.rad, 0.0), given.upper_abs()
+    low, high = (np.pad(size, [(0, 0), (0, 1)]) if head.has_sink else size for size in both)
+    return low, high
+
+
+def _capped(
+    eps: Float64Array,
+    head: _Head,
+    before: tuple[Float64Array, Float64Array],
+    after: Float64Array,
+    contract: Contract,
+    c: Constants,
+) -> Float64Array:
+    """eps of c tanh(x / c) from that of x: |x| lies in ``before``, the result is at most ``after``.
+
+    The slope sech^2 is taken at the nearest that x and its computed value may come to 0.
+    """
+    assert head.softcap is not None
+    cap = head.softcap
+    nearest = np.maximum(before[0] - eps, 0.0) / cap
+    slope = 1.0 / np.cosh(np.minimum(nearest, 350.0)) ** 2
+    if contract.score_stores:
+        # The quotient is stored too.
+        eps = eps + c.u_S * (before[1] + eps) + cap * c.omega_S
+    eps = eps * slope + (c.e_tanh + 4 * c.u) * after + cap * (c.e_tanh_abs + 2 * c.w)
+    if contract.score_stores:
+        eps = eps + np.expm1(2 * np.log1p(c.u_S)) * (after + eps) + (1 + cap) * c.omega_S
+    return np.asarray(eps)
+
+
+def _bare_lse_bound(block: Block, eps: Float64Array, contract: Contract, c: Constants, fmt: Format) -> Float64Array:
+    """dL [r, 1] of an L that leaves the sink out: the bound without a sink, about the maximum of the real keys."""
+    scores, lse = block.part("scores"), block.part("lse")
+    top = np.max(scores.hi, axis=1, keepdims=True, where=block.visible_keys(), initial=-np.inf)
+    top = np.where(np.isneginf(top), 0.0, top)
+    total = np.exp(lse.hi - top)
+    zero = np.zeros_like(top)
+    patches = {
+        "scores": scores,
+        "lse": lse,
+        "shift": Enclosure(top, zero, zero),
+        "total": Enclosure(total, zero, total * (np.expm1(lse.rad + np.abs(lse.lo)) + 2.0**-49)),
+    }
+    bare = forward.landscape(replace(block, values={}, patches=patches))
+    rho = forward.weight_error(eps[:, :-1], bare, contract, c)
+    return forward.lse_bound(forward.tilt(rho, bare), rho, bare, contract, c, fmt)
 
 
 def _operand_sums(head: _Head, land: forward.Landscape, c: Constants) -> Float64Array | float:

@@ -36,7 +36,8 @@ class Contract:
     row_sum: ``unrounded``, ``rounded`` (sums the cast P) or the format of the running sum.
     accumulator: format of the P.V accumulator (None: compute).
     tile, splits, lag: keys a tile if every tile has a fresh accumulator; split-KV parts; lag of a lazy maximum, nats.
-    exp: largest relative error of exp. output, flush: output format; whether stages flush subnormals.
+    exp: largest relative error of exp. tanh, tanh_abs: relative and absolute error of the soft cap's tanh.
+    output, flush: output format; whether stages flush subnormals.
     lse: ``natural``, ``base2`` or ``absent``. angle, table, rotate: rope stages (None: compute).
     exponent: softmax: ``natural`` exp(x - m); ``exp2`` by one product with log2 e after or fused with the shift;
     ``scaled`` if x log2 e is rounded before the shift. from_lse: softmax, whether the result is formed from a rounded
@@ -62,6 +63,8 @@ class Contract:
     splits: int = 1
     lag: float = 0.0
     exp: float | None = None
+    tanh: float | None = None
+    tanh_abs: float | None = None
     output: str | None = None
     flush: bool = False
     lse: str = "natural"
@@ -80,7 +83,8 @@ class Constants:
     """The numbers that one contract gives for one input format.
 
     u, w: unit roundoff and smallest normal of the compute format. e_exp, e_b, e_log: relative errors of exp, of exp
-    in rescales and of log; e_ln: absolute error of log. u_X, omega_X: relative and absolute rounding of X (div:
+    in rescales and of log; e_ln: absolute error of log; e_tanh, e_tanh_abs:
+    errors of tanh. u_X, omega_X: relative and absolute rounding of X (div:
     division, o:
     output, P: the
     cast weights, S: stored scores, q, k, v: operands of a product). omega_in: absolute error of an entry of q or k,
@@ -93,6 +97,8 @@ class Constants:
     e_b: float
     e_log: float
     e_ln: float
+    e_tanh: float
+    e_tanh_abs: float
     u_div: float
     u_o: float
     omega_o: float
@@ -144,6 +150,9 @@ def constants(contract: Contract, input_format: Format) -> Constants:
         e_b=e_exp,
         e_log=4 * u,
         e_ln=2.0**2.6 * u,
+        e_tanh=contract.tanh if contract.tanh is not None else 4 * u,
+        # That of (e^2x - 1) / (e^2x + 1), as kernels without a tanh compute it.
+        e_tanh_abs=contract.tanh_abs if contract.tanh_abs is not None else 4 * u,
         u_div=4 * u,
         u_o=output.unit_roundoff,
         omega_o=_omega(output, contract.flush),

@@ -61,10 +61,15 @@ class Landscape:
 
 
 def landscape(block: Block) -> Landscape:
-    """What the bounds need of a block that has parts scores [r, n], shift, total and lse [r, 1]."""
+    """What the bounds need of a block that has parts scores [r, n], shift, total and lse [r, 1], perhaps a sink."""
     scores, shift = block.part("scores"), block.part("shift")
-    total, lse = block.part("total"), block.part("lse")
+    total, lse = block.part("total"), block.part("whole_lse" if "whole_lse" in block.values else "lse")
     visible = block.visible_keys()
+    if "sink" in block.values:
+        # The last key is the sink: its value is 0.
+        logit = block.part("sink")
+        scores = Enclosure(*(np.hstack(pair) for pair in zip(scores.parts(), logit.parts(), strict=True)))
+        visible = np.hstack([visible, np.ones((len(visible), 1), dtype=bool)])
     with np.errstate(all="ignore"):
         rad = np.where(visible, scores.rad, 0.0)
         slack = rad.max(axis=1, keepdims=True, initial=0.0)
@@ -123,13 +128,13 @@ def dot_scores_error(
 
 
 def stored_scores_error(
-    eps: Float64Array, land: Landscape, alpha: float, contract: Contract, c: Constants
+    eps: Float64Array, size: Float64Array, alpha: float, contract: Contract, c: Constants
 ) -> Float64Array:
-    """eps after the scores were rounded ``score_stores`` times to a low format; its underflow counts as omega each."""
+    """eps after scores of at most ``size`` were stored ``score_stores`` times in a low format, losing omega each time."""
     if not contract.score_stores:
         return eps
     stores = contract.score_stores
-    return np.asarray(eps + np.expm1(stores * log1p(c.u_S)) * (land.size + eps) + stores * (1 + alpha) * c.omega_S)
+    return np.asarray(eps + np.expm1(stores * log1p(c.u_S)) * (size + eps) + stores * (1 + alpha) * c.omega_S)
 
 
 def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
@@ -147,6 +152,22 @@ def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Cons
             )
             rho = rho + c.e_log * log(max(land.keys, 1)) + c.e_ln - log1p(-c.e_exp)
         return np.where(land.visible, rho, 0.0)
+
+
+def sink_error(land: Landscape, c: Constants) -> Float64Array:
+    """Added to rho of the sink [r, 1], which is the last key of ``land``.
+
+    Covers a logit s that joins the running sums, and one that joins at the end as sigmoid(L_k - s) with m_k, L_k of
+    the other keys.
+    """
+    scores, real = land.scores[:, -1:], land.visible[:, :-1]
+    top = np.where(real, land.scores[:, :-1] + land.scores_rad[:, :-1], -np.inf).max(axis=1, keepdims=True)
+    top = np.where(np.isneginf(top), scores, top)
+    n, spread = land.keys, log(max(land.keys, 2))
+    apart, size = np.abs(scores - top) + 2 * land.slack, np.abs(top) + land.slack
+    roundings = SCORE_ROUNDINGS * np.abs(scores) + EXPONENT_ROUNDINGS * (2 * apart + spread + 1)
+    roundings = roundings + MAX_ROUNDINGS * size + LSE_ROUNDINGS * (size + spread)
+    return np.asarray(c.u * roundings + 2 * (2 * c.e_exp + c.e_log * log(n + 1) + c.e_ln))
 
 
 def _exponent_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:

@@ -184,7 +184,7 @@ def _form(
     eps = alpha * wrong + forward.dot_scores_error(
         alpha * reach, alpha, dims, dot, c, with_bias=False, operands=operands
     )
-    eps = forward.stored_scores_error(eps, land, alpha, contract, c)
+    eps = forward.stored_scores_error(eps, land.size, alpha, contract, c)
     rho = forward.weight_error(eps, land, contract, c)
     return _Form(contract, c, up, eps, reach, rho, forward.tilt(rho, land))
 

@@ -1,10 +1,12 @@
 """Scaled dot-product attention (Vaswani et al. 2017, arXiv 1706.03762, equation 1), one head.
 
-    S = scale q k^T (+ bias),  L_i = ln sum_j exp S_ij,  O = softmax(S) v,  sums over the visible keys of each row.
+    S = cap(scale q k^T) + bias,  L_i = ln(sum_j exp S_ij + exp s),  O = exp(S - L) v,  sums over the visible keys of
+    each row;  cap(x) = c tanh(x / c) where there is a soft cap (Gemma 2, arXiv 2408.00118);  s the head's sink, one
+    more logit that has no value (gpt-oss, arXiv 2508.10925); without one exp s is 0.
 
-Shapes, one head: q [Sq, D], k [Sk, D], v [Sk, Dv], visible bool [Sq, Sk], bias [Sq, Sk] or None; S [Sq, Sk], L [Sq, 1],
-O [Sq, Dv]. Exclusion is a boolean, never an added -inf. A row without visible keys (an *empty row*) has S, O and L
-that mean nothing; its value is a convention of the target, judged apart.
+Shapes, one head: q [Sq, D], k [Sk, D], v [Sk, Dv], visible bool [Sq, Sk], bias [Sq, Sk] or None, sink [1, 1] or None;
+S [Sq, Sk], L [Sq, 1], O [Sq, Dv]. Exclusion is a boolean, never an added -inf. A row without visible keys (an *empty
+row*) has S, O and L that mean nothing; its value is a convention of the target, judged apart.
 
 `attention` is the definition; `attention_tiled` the online-softmax recurrence (Milakov and Gimelshein 2018, arXiv
 1805.02867; Dao et al. 2022, arXiv 2205.14135, algorithm 1) and `attention_split` its merge by LSE (flash decoding).
@@ -17,7 +19,7 @@ L, so the shift taken from midpoints is exact; every other step is an inclusion-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -29,8 +31,28 @@ Visible = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """How q k^T becomes scores: scale and soft cap [1, 1], bias [Sq, Sk].
+
+    cap_last: the soft cap is applied after the bias, as some kernels do; published as before it.
+    """
+
+    scale: Value
+    bias: Value | None = None
+    softcap: Value | None = None
+    cap_last: bool = False
+
+    def of_keys(self, ar: Arithmetic, start: int, stop: int) -> Scoring:
+        """The same for a range of the keys."""
+        return self if self.bias is None else replace(self, bias=ar.columns(self.bias, start, stop))
+
+
+@dataclass(frozen=True, slots=True)
 class Attended:
-    """What one head gives: scores S, shift m, weights exp(S - m), row sum l, output O and log-sum-exp L."""
+    """What one head gives: scores S, shift m, weights exp(S - m), row sum l, output O and log-sum-exp L.
+
+    uncapped: what the soft cap was applied to, where there is one.
+    """
 
     scores: Value
     shift: Value
@@ -38,6 +60,7 @@ class Attended:
     total: Value
     out: Value
     lse: Value
+    uncapped: Value | None = None
 
 
 def default_scale(ar: Arithmetic, head_dim: int) -> Value:
@@ -51,9 +74,9 @@ def attention(
     k: Value,
     v: Value,
     *,
-    scale: Value,
+    scoring: Scoring,
     visible: Visible,
-    bias: Value | None = None,
+    sink: Value | None = None,
     normalise_first: bool = False,
     output_stage: str = "output",
 ) -> Attended:
@@ -61,15 +84,29 @@ def attention(
 
     ``output_stage`` names the rounding of O: a split kernel keeps partial outputs wider than its result.
     """
-    scores = scores_of(ar, q, k, scale=scale, bias=bias)
-    return attend(ar, scores, v, visible=visible, normalise_first=normalise_first, output_stage=output_stage)
+    uncapped, scores = scores_of(ar, q, k, scoring)
+    done = attend(ar, scores, v, visible=visible, sink=sink, normalise_first=normalise_first, output_stage=output_stage)
+    return replace(done, uncapped=uncapped)
 
 
-def scores_of(ar: Arithmetic, q: Value, k: Value, *, scale: Value, bias: Value | None = None) -> Value:
-    """S = scale q k^T (+ bias) [Sq, Sk]."""
+def scores_of(ar: Arithmetic, q: Value, k: Value, scoring: Scoring) -> tuple[Value | None, Value]:
+    """(what is capped, S), both [Sq, Sk]; the first is None without a soft cap."""
     raw = ar.round(ar.matmul(q, ar.transpose(k), "scores_accumulator"), "raw_scores")
-    scores = ar.round(ar.mul(raw, scale), "scores")
-    return scores if bias is None else ar.round(ar.add(scores, bias), "scores")
+    scores = ar.round(ar.mul(raw, scoring.scale), "scores")
+    if scoring.softcap is not None and not scoring.cap_last:
+        scores, uncapped = capped(ar, scores, scoring.softcap), scores
+    if scoring.bias is not None:
+        scores = ar.round(ar.add(scores, scoring.bias), "scores")
+    if scoring.softcap is None:
+        return None, scores
+    if scoring.cap_last:
+        scores, uncapped = capped(ar, scores, scoring.softcap), scores
+    return uncapped, scores
+
+
+def capped(ar: Arithmetic, scores: Value, cap: Value) -> Value:
+    """c tanh(S / c)."""
+    return ar.round(ar.mul(ar.round(ar.tanh(ar.div(scores, cap)), "scores"), cap), "scores")
 
 
 def attend(
@@ -78,14 +115,17 @@ def attend(
     v: Value,
     *,
     visible: Visible,
+    sink: Value | None = None,
     normalise_first: bool = False,
     output_stage: str = "output",
 ) -> Attended:
-    """softmax(scores) v and the log-sum-exp, rows over visible keys."""
-    shift = ar.row_max(scores, visible)
+    """softmax(scores) v and the log-sum-exp, rows over visible keys and the sink."""
+    shift = _with_sink(ar, ar.row_max(scores, visible), visible, sink)
     weights = ar.where(visible, ar.exp(ar.where(visible, ar.sub(scores, shift))))
     cast = ar.round(weights, "weights")
     total = ar.row_sum(ar.round(weights, "row_sum_terms"), "row_sum")
+    if sink is not None:
+        total = ar.add(total, ar.exp(ar.sub(sink, shift)))
     if normalise_first:
         out = ar.matmul(ar.round(ar.div(weights, total), "weights"), v, "accumulator")
     else:
@@ -94,16 +134,25 @@ def attend(
     return Attended(scores, shift, weights, total, ar.round(out, output_stage), ar.round(lse, "lse"))
 
 
+def _with_sink(ar: Arithmetic, shift: Value, visible: Visible, sink: Value | None) -> Value:
+    """The larger of the shift and the sink; in a row without keys, whose shift is that of no score, the sink."""
+    return (
+        shift
+        if sink is None
+        else ar.select(np.asarray(visible.any(axis=1, keepdims=True)), ar.maximum(shift, sink), sink)
+    )
+
+
 def attention_tiled(
     ar: Arithmetic,
     q: Value,
     k: Value,
     v: Value,
     *,
-    scale: Value,
+    scoring: Scoring,
     visible: Visible,
     tile: int,
-    bias: Value | None = None,
+    sink: Value | None = None,
 ) -> tuple[Value, Value]:
     """(O, L) by the online-softmax recurrence over tiles of ``tile`` keys: running max, row sum and output."""
     shift = total = acc = None
@@ -111,8 +160,7 @@ def attention_tiled(
     for start in range(0, visible.shape[1], tile):
         stop = min(start + tile, visible.shape[1])
         part = visible[:, start:stop]
-        tile_bias = None if bias is None else ar.columns(bias, start, stop)
-        scores = scores_of(ar, q, ar.rows(k, start, stop), scale=scale, bias=tile_bias)
+        _, scores = scores_of(ar, q, ar.rows(k, start, stop), scoring.of_keys(ar, start, stop))
         top = ar.row_max(scores, part)
         here = part.any(axis=1, keepdims=True)
         if shift is None or total is None or acc is None:
@@ -132,6 +180,11 @@ def attention_tiled(
         shift, seen = new, seen | here
     if shift is None:
         raise ValueError("attention over no keys at all has no value")
+    if sink is not None:
+        new = _with_sink(ar, shift, seen, sink)
+        rescale = ar.where(seen, ar.exp(ar.where(seen, ar.sub(shift, new))))
+        total = ar.add(ar.mul(total, rescale), ar.exp(ar.sub(sink, new)))
+        shift, acc = new, ar.mul(acc, rescale)
     lse = ar.round(ar.add(shift, ar.log(total)), "lse")
     return ar.round(ar.div(acc, total), "output"), lse
 
@@ -142,10 +195,10 @@ def attention_split(
     k: Value,
     v: Value,
     *,
-    scale: Value,
+    scoring: Scoring,
     visible: Visible,
     splits: int,
-    bias: Value | None = None,
+    sink: Value | None = None,
 ) -> tuple[Value, Value]:
     """(O, L) by evaluating ``splits`` ranges of keys apart and merging them by their LSEs (split-KV, flash
     decoding)."""
@@ -154,21 +207,27 @@ def attention_split(
     for start, stop in pairwise(edges):
         if start == stop:
             continue
-        part_bias = None if bias is None else ar.columns(bias, int(start), int(stop))
-        part = visible[:, start:stop]
+        part, own = visible[:, start:stop], scoring.of_keys(ar, int(start), int(stop))
         keys, values = ar.rows(k, int(start), int(stop)), ar.rows(v, int(start), int(stop))
-        piece = attention(ar, q, keys, values, scale=scale, visible=part, bias=part_bias, output_stage="partial")
-        parts.append((np.asarray(part.any(axis=1, keepdims=True)), piece))
-    return merge(ar, [(seen, piece.out, piece.lse) for seen, piece in parts])
+        piece = attention(ar, q, keys, values, scoring=own, visible=part, output_stage="partial")
+        parts.append((np.asarray(part.any(axis=1, keepdims=True)), piece.out, piece.lse))
+    return merge(ar, parts, sink=sink)
 
 
-def merge(ar: Arithmetic, parts: list[tuple[Visible, Value, Value]]) -> tuple[Value, Value]:
-    """Merge (rows that saw a key, O, L) of disjoint key ranges: O = sum_s e^(L_s - L) O_s, L = ln sum_s e^(L_s)."""
+def merge(
+    ar: Arithmetic, parts: list[tuple[Visible, Value, Value]], *, sink: Value | None = None
+) -> tuple[Value, Value]:
+    """Merge (rows that saw a key, O, L) of disjoint key ranges: O = sum_s e^(L_s - L) O_s, L = ln sum_s e^(L_s).
+
+    A sink joins once, as one more part whose O is 0.
+    """
     lses = ar.hstack([ar.where(seen, lse) for seen, _, lse in parts])
     alive = np.hstack([seen for seen, _, _ in parts])
-    shift = ar.row_max(lses, alive)
+    shift = _with_sink(ar, ar.row_max(lses, alive), alive, sink)
     weights = ar.where(alive, ar.exp(ar.where(alive, ar.sub(lses, shift))))
     total = ar.row_sum(weights, "merge")
+    if sink is not None:
+        total = ar.add(total, ar.exp(ar.sub(sink, shift)))
     out = None
     for index, (seen, piece, _) in enumerate(parts):
         term = ar.mul(ar.where(seen, piece), ar.columns(weights, index, index + 1))

@@ -1,12 +1,18 @@
-"""Attention as a case: shapes, visibility (causal, boolean mask), options, and the evaluation of one head.
+"""Attention as a case: shapes, visibility (causal, window, boolean mask), options, and the evaluation of one head.
 
-Options (OPS): scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float),
-causal_alignment (``top_left`` or ``bottom_right``; matters only where Sq != Sk). Query head h reads KV head h // (Hq
-/ Hkv).
+Options (OPS): scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float), window_size
+(left, right; -1 is unbounded), softcap, alibi_slopes [Hq] or [B, Hq], sinks [Hq]. Query head h reads KV head
+h // (Hq / Hkv). What implementations publish differently is an option too:
+
+causal_alignment: position of query i among the keys, ``top_left`` i or ``bottom_right`` i + Sk - Sq; also for windows
+and ALiBi. window_left: whether the key at distance ``left`` is ``included`` or ``excluded``. softcap_order: before or
+after bias and ALiBi join. alibi_bias: -slope |distance| or slope j (a row's scores then differ by a constant, so that
+O is the same and L is not). lse_sink: whether L includes the sink's logit.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,17 +27,29 @@ from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops import attention
 from oracle.ops.table import Op
 
-ALIGNMENTS = ("top_left", "bottom_right")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "causal_alignment": ("top_left", "bottom_right"),
+    "window_left": ("included", "excluded"),
+    "softcap_order": ("before_mask", "after_mask"),
+    "alibi_bias": ("distance", "key_index"),
+    "lse_sink": ("included", "excluded"),
+}
+"""Options that say which of the published meanings holds; the first value is the default."""
+ALIGNMENTS = CHOICES["causal_alignment"]
 OPTIONS: dict[str, Any] = {
     "scale": None,
     "is_causal": False,
     "attn_mask": None,
-    "causal_alignment": "top_left",
+    "window_size": None,
+    "softcap": None,
+    "alibi_slopes": None,
+    "sinks": None,
+    **{name: values[0] for name, values in CHOICES.items()},
 }
 
 
 def check(case: Case) -> None:
-    """ValueError, naming the argument, unless shapes and options fit together."""
+    """ValueError, naming the argument and its value, unless shapes and options fit together."""
     q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
     for name, a in (("q", q), ("k", k), ("v", v)):
         if a.ndim != 4:
@@ -44,24 +62,75 @@ def check(case: Case) -> None:
         raise ValueError(f"q and k differ in batch: {q.shape[0]} and {k.shape[0]}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
-    unknown = sorted(set(case.options) - set(OPTIONS) - {"return_lse"})
-    if unknown:
-        raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(OPTIONS)}")
-    alignment = case.options.get("causal_alignment", "top_left")
-    if alignment not in ALIGNMENTS:
-        raise ValueError(f"unknown causal_alignment {alignment!r}; known: {', '.join(ALIGNMENTS)}")
     mask = case.options.get("attn_mask")
     if mask is not None:
-        np.broadcast_shapes(mask.shape, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+        whole = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        try:
+            fits = np.broadcast_shapes(mask.shape, whole) == whole
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"attn_mask of shape {list(mask.shape)} does not broadcast to [B, Hq, Sq, Sk] {list(whole)}"
+            )
+    check_options(case.options, batch=q.shape[0], heads=q.shape[1])
+
+
+def check_options(options: Any, *, batch: int, heads: int) -> None:
+    """ValueError, naming the option and its value, unless every option of attention is known and can hold."""
+    unknown = sorted(set(options) - set(OPTIONS) - {"return_lse"})
+    if unknown:
+        raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(OPTIONS)}")
+    for name, known in CHOICES.items():
+        if options.get(name, known[0]) not in known:
+            raise ValueError(f"unknown {name} {options[name]!r}; known: {', '.join(known)}")
+    window = options.get("window_size")
+    if window is not None:
+        whole = isinstance(window, tuple | list) and all(isinstance(w, int | np.integer) for w in window)
+        if not whole or len(window) != 2:
+            raise ValueError(f"window_size must be two integers (left, right), got {window!r}")
+        if min(window) < -1:
+            raise ValueError(f"window_size {tuple(window)} is negative; -1 means unbounded")
+    softcap = options.get("softcap")
+    if softcap is not None and not (np.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be a positive number, got {softcap!r}")
+    scale = options.get("scale")
+    if scale is not None and not np.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale!r}")
+    sinks = options.get("sinks")
+    if sinks is not None and sinks.shape != (heads,):
+        raise ValueError(f"sinks must be [Hq] = [{heads}], got shape {list(sinks.shape)}")
+    slopes = options.get("alibi_slopes")
+    if slopes is not None and slopes.shape not in ((heads,), (batch, heads)):
+        raise ValueError(f"alibi_slopes must be [{heads}] or [{batch}, {heads}], got shape {list(slopes.shape)}")
+
+
+def chosen(case: Case, name: str) -> str:
+    """The published meaning that this case has, of those in `CHOICES`."""
+    return str(case.options.get(name, CHOICES[name][0]))
+
+
+def query_positions(case: Case, rows: Rows) -> NDArray[np.int64]:
+    """[r, 1]: where each query stands among the keys, by the causal alignment."""
+    sq, sk = case.arrays["q"].shape[2], case.arrays["k"].shape[2]
+    shift = sk - sq if chosen(case, "causal_alignment") == "bottom_right" else 0
+    return np.asarray(np.asarray(rows, dtype=np.int64)[:, None] + shift)
 
 
 def visibility(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.bool_]:
-    """[r, Sk]: which keys each row may attend to (causal rule and boolean mask)."""
-    sq, sk = case.arrays["q"].shape[2], case.arrays["k"].shape[2]
+    """[r, Sk]: which keys each row may attend to (causal rule, window and boolean mask)."""
+    sk = case.arrays["k"].shape[2]
     visible = np.ones((len(rows), sk), dtype=bool)
+    j, at = np.arange(sk)[None, :], query_positions(case, rows)
     if case.options.get("is_causal"):
-        shift = sk - sq if case.options.get("causal_alignment", "top_left") == "bottom_right" else 0
-        visible &= np.arange(sk)[None, :] <= rows[:, None] + shift
+        visible &= j <= at
+    window = case.options.get("window_size")
+    if window is not None:
+        left, right = window
+        if left >= 0:
+            visible &= j >= at - left + (chosen(case, "window_left") == "excluded")
+        if right >= 0:
+            visible &= j <= at + right
     mask = case.options.get("attn_mask")
     if mask is not None and mask.dtype == np.bool_:
         visible &= _head_of(mask, case, key)[rows]
@@ -75,22 +144,6 @@ def _head_of(mask: NDArray[Any], case: Case, key: tuple[int, ...]) -> NDArray[An
     return np.asarray(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key])
 
 
-def head_inputs(
-    case: Case, key: tuple[int, ...], rows: Rows
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | None]:
-    """(q rows, k, v, additive bias rows or None) of one query head as float64, as stored (NaN and inf included)."""
-    b, h = key
-    q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
-    kv = h // (q.shape[1] // k.shape[1])
-    mask = case.options.get("attn_mask")
-    bias = None
-    if mask is not None and mask.dtype != np.bool_:
-        bias = _head_of(mask, case, key)[rows].astype(np.float64)
-    taken = q[b, h] if len(rows) == q.shape[2] and np.array_equal(rows, np.arange(len(rows))) else q[b, h][rows]
-    wide = [a.astype(np.float64, copy=False) for a in (taken, k[b, kv], v[b, kv])]
-    return wide[0], wide[1], wide[2], bias
-
-
 def scale_value(ar: Arithmetic, case: Case) -> Value:
     scale = case.options.get("scale")
     return attention.default_scale(ar, case.arrays["q"].shape[-1]) if scale is None else ar.const(np.array([[scale]]))
@@ -102,23 +155,91 @@ def scale_float(case: Case) -> float:
     return float(scale) if scale is not None else 1.0 / float(np.sqrt(case.arrays["q"].shape[-1]))
 
 
-def clean_head(
-    case: Case, key: tuple[int, ...], rows: Rows
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | None, NDArray[np.bool_], NDArray[np.bool_]]:
-    """(q, k, v, bias, visible, undefined) with everything non-finite set to zero; rows that read some are
-    `undefined`."""
-    q, k, v, bias = head_inputs(case, key, rows)
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """One query head's numbers as float64, everything non-finite set to zero.
+
+    q [r, D], k [n, D], v [n, Dv], bias [r, n] or None (the additive mask). slope and reach [r, n]: ALiBi adds slope
+    times reach. sink: the head's, or None. visible [r, n]. undefined [r]: rows that read something non-finite.
+    """
+
+    q: Float64Array
+    k: Float64Array
+    v: Float64Array
+    visible: NDArray[np.bool_]
+    undefined: NDArray[np.bool_]
+    bias: Float64Array | None = None
+    slope: float | None = None
+    reach: Float64Array | None = None
+    sink: float | None = None
+
+    def tilted(self) -> Float64Array | None:
+        """Additive mask and ALiBi together [r, n], nearest float64; None without either."""
+        if self.slope is None or self.reach is None:
+            return self.bias
+        alibi = self.slope * self.reach
+        return alibi if self.bias is None else alibi + self.bias
+
+    def bias_value(self, ar: Arithmetic) -> Value | None:
+        """The exact sum of additive mask and ALiBi, as a value of ``ar``."""
+        given = None if self.bias is None else ar.const(self.bias)
+        if self.slope is None:
+            return given
+        alibi = ar.mul(ar.const(self.reach), ar.const(np.array([[self.slope]])))
+        return alibi if given is None else ar.add(alibi, given)
+
+
+def head(case: Case, key: tuple[int, ...], rows: Rows) -> Head:
+    """One query head of a case, on some of its rows."""
+    b, h = key
+    q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
+    kv = h // (q.shape[1] // k.shape[1])
+    mask = case.options.get("attn_mask")
+    bias = None
+    if mask is not None and mask.dtype != np.bool_:
+        bias = _head_of(mask, case, key)[rows].astype(np.float64)
+    taken = q[b, h] if len(rows) == q.shape[2] and np.array_equal(rows, np.arange(len(rows))) else q[b, h][rows]
+    wide = [a.astype(np.float64, copy=False) for a in (taken, k[b, kv], v[b, kv])]
     visible = visibility(case, key, rows)
     undefined = np.zeros(len(rows), dtype=bool)
-    if not (_all_finite(q) and _all_finite(k) and _all_finite(v)):
-        spoiled = ~np.isfinite(k).all(axis=1) | ~np.isfinite(v).all(axis=1)
-        undefined |= ~np.isfinite(q).all(axis=1) & visible.any(axis=1)
-        undefined |= (visible & spoiled[None, :]).any(axis=1)
-        q, k, v = (np.where(np.isfinite(a), a, 0.0) for a in (q, k, v))
+    if not all(_all_finite(a) for a in wide):
+        clean = [np.isfinite(a).all(axis=1) for a in wide]
+        undefined |= ~clean[0] & visible.any(axis=1)
+        undefined |= (visible & ~(clean[1] & clean[2])[None, :]).any(axis=1)
+        wide = [np.where(np.isfinite(a), a, 0.0) for a in wide]
     if bias is not None:
         undefined |= (visible & ~np.isfinite(bias)).any(axis=1)
         bias = np.where(np.isfinite(bias) & visible, bias, 0.0)
-    return q, k, v, bias, visible, undefined
+    slope, reach = _alibi(case, key, rows)
+    sink = case.options.get("sinks")
+    logit = None if sink is None else float(sink[h])
+    if logit == -np.inf:
+        # Nothing is added to the denominator.
+        logit = None
+    broken = [x for x in (slope, logit) if x is not None and not np.isfinite(x)]
+    if broken:
+        undefined |= visible.any(axis=1)
+        slope, logit = (None if x is None else (x if np.isfinite(x) else 0.0) for x in (slope, logit))
+    return Head(wide[0], wide[1], wide[2], visible, undefined, bias, slope, reach, logit)
+
+
+def _alibi(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[float | None, Float64Array | None]:
+    slopes = case.options.get("alibi_slopes")
+    if slopes is None:
+        return None, None
+    slope = float(slopes[key[1]] if slopes.ndim == 1 else slopes[key])
+    j = np.arange(case.arrays["k"].shape[2])[None, :]
+    if chosen(case, "alibi_bias") == "key_index":
+        return slope, np.broadcast_to(j.astype(np.float64), (len(rows), j.shape[1]))
+    return slope, -np.abs(query_positions(case, rows) - j).astype(np.float64)
+
+
+def clean_head(
+    case: Case, key: tuple[int, ...], rows: Rows
+) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array | None, NDArray[np.bool_], NDArray[np.bool_]]:
+    """(q, k, v, bias with ALiBi, visible, undefined) of `head`."""
+    x = head(case, key, rows)
+    return x.q, x.k, x.v, x.tilted(), x.visible, x.undefined
 
 
 def _all_finite(a: NDArray[Any]) -> bool:
@@ -128,18 +249,40 @@ def _all_finite(a: NDArray[Any]) -> bool:
 
 
 def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
-    q, k, v, bias, visible, undefined = clean_head(case, key, rows)
+    x = head(case, key, rows)
     done = attention.attention(
         ar,
-        ar.const(q),
-        ar.const(k),
-        ar.const(v),
-        scale=scale_value(ar, case),
-        visible=visible,
-        bias=None if bias is None else ar.const(bias),
+        ar.const(x.q),
+        ar.const(x.k),
+        ar.const(x.v),
+        scoring=scoring(ar, case, x),
+        visible=x.visible,
+        sink=sink_value(ar, x),
     )
     values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
-    return Block(key, rows, ar, values, np.asarray(~visible.any(axis=1)), undefined, visible)
+    if done.uncapped is not None:
+        values["uncapped"] = done.uncapped
+    if x.sink is not None:
+        values["sink"] = ar.const(np.full((len(rows), 1), x.sink))
+        if chosen(case, "lse_sink") == "excluded":
+            values["lse"] = ar.add(done.shift, ar.log(ar.row_sum(done.weights, "row_sum")))
+            values["whole_lse"] = done.lse
+    return Block(key, rows, ar, values, np.asarray(~x.visible.any(axis=1)), x.undefined, x.visible)
+
+
+def scoring(ar: Arithmetic, case: Case, x: Head) -> attention.Scoring:
+    """How the scores of one head are made, in ``ar``."""
+    softcap = case.options.get("softcap")
+    return attention.Scoring(
+        scale_value(ar, case),
+        x.bias_value(ar),
+        None if softcap is None else ar.const(np.array([[softcap]])),
+        chosen(case, "softcap_order") == "after_mask",
+    )
+
+
+def sink_value(ar: Arithmetic, x: Head) -> Value | None:
+    return None if x.sink is None else ar.const(np.array([[x.sink]]))
 
 
 def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
@@ -165,11 +308,14 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
     fmt = format_of(case.arrays["q"])
     compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
     ar = RoundedArithmetic(compute, stages(contract, fmt))
-    q, k, v, bias, visible, _ = clean_head(case, key, rows)
+    x = head(case, key, rows)
     with ar.working():
-        values = [ar.const(a) for a in (q, k, v)]
-        scale = scale_value(ar, case)
-        more = {"scale": scale, "visible": visible, "bias": None if bias is None else ar.const(bias)}
+        values = [ar.const(a) for a in (x.q, x.k, x.v)]
+        more: dict[str, Any] = {
+            "scoring": scoring(ar, case, x),
+            "visible": x.visible,
+            "sink": sink_value(ar, x),
+        }
         if contract.splits > 1:
             out, lse = attention.attention_split(ar, *values, splits=contract.splits, **more)
         elif contract.tile is not None and not contract.normalised_p:
@@ -198,7 +344,7 @@ OPS = (
         outputs=("out", "lse"),
         options=OPTIONS,
         blocks=blocks,
-        row_count=lambda case: int(case.arrays["q"].shape[2]),
+        row_count=lambda case, key=(): int(case.arrays["q"].shape[2]),
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from oracle.arithmetic.base import Arithmetic, Value
 from oracle.ops import attention
-from oracle.ops.attention import Attended, Visible
+from oracle.ops.attention import Attended, Scoring, Visible
 
 FORMS = ("materialised", "absorbed")
 DEARER = 4
@@ -74,7 +74,14 @@ def mla(
     q, k, v = operands(ar, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, form=form)
     stage = "output" if form == "materialised" else "latent"
     done = attention.attention(
-        ar, q, k, v, scale=scale, visible=visible, normalise_first=normalise_first, output_stage=stage
+        ar,
+        q,
+        k,
+        v,
+        scoring=Scoring(scale),
+        visible=visible,
+        normalise_first=normalise_first,
+        output_stage=stage,
     )
     return done if form == "materialised" else replace(done, out=project(ar, done.out, w_uv))
 

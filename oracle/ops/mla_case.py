@@ -175,15 +175,13 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
     with ar.working():
         values = [ar.const(x) for x in inputs.arrays()]
         q, k, v = mla.operands(ar, *values, form=contract.form)
-        scale, visible = scale_value(ar, case), inputs.visible
+        more: dict[str, Any] = {"scoring": attention.Scoring(scale_value(ar, case)), "visible": inputs.visible}
         if contract.splits > 1:
-            out, lse = attention.attention_split(inner, q, k, v, scale=scale, visible=visible, splits=contract.splits)
+            out, lse = attention.attention_split(inner, q, k, v, splits=contract.splits, **more)
         elif contract.tile is not None and not contract.normalised_p:
-            out, lse = attention.attention_tiled(inner, q, k, v, scale=scale, visible=visible, tile=contract.tile)
+            out, lse = attention.attention_tiled(inner, q, k, v, tile=contract.tile, **more)
         else:
-            done = attention.attention(
-                inner, q, k, v, scale=scale, visible=visible, normalise_first=contract.normalised_p
-            )
+            done = attention.attention(inner, q, k, v, normalise_first=contract.normalised_p, **more)
             out, lse = done.out, done.lse
         if absorbed:
             out = mla.project(ar, out, values[-1])
@@ -208,7 +206,7 @@ OPS = (
         outputs=("out", "lse"),
         options=OPTIONS,
         blocks=blocks,
-        row_count=lambda case: int(case.arrays["q_nope"].shape[2]),
+        row_count=lambda case, key=(): int(case.arrays["q_nope"].shape[2]),
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,

@@ -18,8 +18,8 @@ class Op:
     """One row.
 
     inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical
-    keyword names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`. output_shapes: name ->
-    shape for a case.
+    keyword names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`; row_count(case,
+    key) is that of one block. output_shapes: name -> shape for a case.
     model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them.
     """
 
@@ -28,7 +28,7 @@ class Op:
     outputs: tuple[str, ...]
     options: Mapping[str, Any]
     blocks: Callable[[Case], list[tuple[int, ...]]]
-    row_count: Callable[[Case], int]
+    row_count: Callable[..., int]
     evaluate: Callable[[Arithmetic, Case, tuple[int, ...], Rows], Block]
     output_shapes: Callable[[Case], dict[str, tuple[int, ...]]]
     model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]]
