@@ -41,7 +41,7 @@ def read(function: Any, **more: Any) -> Target:
             {"q": "query", "k": "key", "v": "value", "is_causal": "causal", "scale": "sm_scale", "attn_mask": "mask"},
         ),
         (lambda k, q, v, /: 0, "attention", {"k": None, "q": None, "v": None}),
-        (lambda q, k, v, window=3, **more: 0, "attention", {"q": "q", "k": "k", "v": "v"}),
+        (lambda q, k, v, tile=3, **more: 0, "attention", {"q": "q", "k": "k", "v": "v"}),
         (lambda q_nope, q_pe, c_kv, k_pe, w_uk, w_uv: 0, "mla", {n: n for n in INPUTS["mla"]}),
         (lambda x, position_ids, base=1e4: 0, "rope", {"x": "x", "positions": "position_ids", "base": "base"}),
         (lambda x, cos, sin: 0, "rope_apply", {"x": "x", "cos": "cos", "sin": "sin"}),

@@ -77,7 +77,7 @@ def _offsets(case: Case, x: attention_case.Head) -> Float64Array | None:
     say which it is, both are covered.
     """
     if x.slope is None or x.reach is None:
-        return x.bias
+        return None if x.bias is None else np.abs(x.bias)
     reach = np.abs(x.reach)
     if "alibi_bias" not in case.options:
         reach = np.maximum(reach, np.arange(reach.shape[1])[None, :])
