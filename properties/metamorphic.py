@@ -47,13 +47,14 @@ def full_bounds(bench: Bench, case: Case, outputs: Outputs) -> list[dict[str, Fl
     formats = {n: format_of(v) for n, v in outputs.items()}
     result = [{n: np.full(v.shape, np.inf) for n, v in outputs.items()} for _ in bench.forms]
     for block in enclose(case):
+        names = [n for n in outputs if block.holds(n)]
         bounded = bounds_of(case.op)(case, block, bench.forms, formats)
         live = ~(block.empty | block.undefined)
         for form, bounds in enumerate(bounded):
-            for name in outputs:
+            for name in names:
                 values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)
                 place = result[form][name]
-                target = place[block.key] if block.key else place.reshape(len(block.rows), -1)
+                target = place[block.index] if block.index else place.reshape(len(block.rows), -1)
                 target[...] = values.reshape(target.shape)
     return result
 
@@ -63,7 +64,7 @@ def agree(bench: Bench, case: Case, first: Outputs, other: Case, second: Outputs
     bounds = zip(full_bounds(bench, case, first), full_bounds(bench, other, second), strict=True)
     ratios, places = [], []
     for one, two in bounds:
-        worst, place = 0.0, ("out", 0)
+        worst, place = 0.0, (next(iter(first)), 0)
         for name in first:
             if name not in second:
                 continue

@@ -7,7 +7,7 @@ or UNDECIDED.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,30 +27,29 @@ from properties.verdict import Basis, Judgement, Verdict
 from targets.base import Observed
 
 
-def certify(
-    bench: Bench, case: Case, *, outputs: Sequence[str] = ("out", "lse"), forms: Sequence[Contract] = ()
-) -> Judgement:
-    """Gates G0, G1 and G6 on one case: is every output within the bound that the contract gives?"""
+def certify(bench: Bench, case: Case, *, outputs: Sequence[str] = (), forms: Sequence[Contract] = ()) -> Judgement:
+    """Gates G0, G1 and G6 on one case: is every output (or those named) within the bound that the contract gives?"""
     observed = bench.call(case)
     wrong = structure(bench, case, observed)
     if wrong is not None:
         return wrong
-    held = tuple(forms) or bench.forms
-    verdicts = [weigh(bench, case, block, observed, held, outputs) for block in exact_blocks(case)]
+    held, outputs = tuple(forms) or bench.forms, tuple(outputs) or op_named(case.op).outputs
+    verdicts = [weigh(bench, case, block, observed, held, outputs) for block in judged_blocks(case, observed, outputs)]
     return conclude(bench, case, verdicts, held, lambda presets: _lower(bench, case, observed, presets, outputs))
+
+
+def judged_blocks(case: Case, observed: Observed, outputs: Sequence[str]) -> list[Block]:
+    """The blocks of which some output was asked for and given."""
+    given = [n for n in outputs if n in observed.outputs]
+    return [block for block in exact_blocks(case) if any(block.holds(n) for n in given)]
 
 
 def exact_blocks(case: Case) -> list[Block]:
     """Enclosures of the rows to certify, every block (head) of the case covered."""
     op = op_named(case.op)
     keys = op.blocks(case)
-    width = case.arrays[op.inputs[0]].shape[-1] if case.op not in ("attention", "mla") else _key_count(case)
-    return enclose(case, rows=sampled_rows(op.row_count(case), width, len(keys)))
-
-
-def _key_count(case: Case) -> int:
-    name = {"attention": ("k", 2), "mla": ("c_kv", 1)}[case.op]
-    return int(case.arrays[name[0]].shape[name[1]])
+    rows = {key: sampled_rows(op.row_count(case, key), op.width(case, key), len(keys)) for key in keys}
+    return enclose(case, rows={key: chosen for key, chosen in rows.items() if chosen is not None})
 
 
 def structure(bench: Bench, case: Case, observed: Observed) -> Judgement | None:
@@ -61,17 +60,22 @@ def structure(bench: Bench, case: Case, observed: Observed) -> Judgement | None:
             return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, text)
         verdict = Verdict.FAIL if kind in ("mutated", "aliased") else Verdict.ERROR
         return Judgement(verdict, Basis.EXACT, f"{kind}: {text}")
-    shapes = op_named(case.op).output_shapes(case)
+    op = op_named(case.op)
+    shapes = op.output_shapes(case)
     for name, value in observed.outputs.items():
         if tuple(value.shape) != shapes[name]:
             return Judgement(
                 Verdict.FAIL, Basis.EXACT, f"{name} has shape {list(value.shape)}, expected {list(shapes[name])}"
             )
-    out = observed.outputs["out"]
     declared = bench.forms[0].output
-    expected = FORMATS[declared] if declared not in (None, "input") else bench.fmt
-    if out.dtype != np.dtype(expected.dtype):
-        return Judgement(Verdict.FAIL, Basis.EXACT, f"out has dtype {out.dtype}, expected {np.dtype(expected.dtype)}")
+    expected = np.dtype((FORMATS[declared] if declared not in (None, "input") else bench.fmt).dtype)
+    for name in op.required_outputs(case):
+        if name not in observed.outputs:
+            return Judgement(Verdict.FAIL, Basis.EXACT, f"no {name} was returned")
+        given = observed.outputs[name].dtype
+        if given != expected:
+            return Judgement(Verdict.FAIL, Basis.EXACT, f"{name} has dtype {given}, expected {expected}")
+    out = observed.outputs[op.outputs[0]]
     if "lse" in observed.outputs and observed.outputs["lse"].dtype not in (np.float32, np.float64, out.dtype):
         return Judgement(Verdict.FAIL, Basis.EXACT, f"lse has dtype {observed.outputs['lse'].dtype}, expected float32")
     return None
@@ -201,9 +205,8 @@ def _only(errors: Errors, live: NDArray[np.bool_]) -> Errors:
 
 def conclude(bench: Bench, case: Case, weighed: list[Weighed], forms: Sequence[Contract], lower: Any) -> Judgement:
     """One judgement from all blocks: the contract is kept if one form is kept by all of them."""
-    names = list(weighed[0].errors)
-    least_by_output = np.max([w.least for w in weighed], axis=0)
-    most_by_output = np.max([w.most for w in weighed], axis=0)
+    names = list(dict.fromkeys(n for w in weighed for n in w.errors))
+    least_by_output, most_by_output = (_by_output(weighed, names, pick) for pick in (_least, _most))
     least, most = least_by_output.max(axis=1), most_by_output.max(axis=1)
     best = _first_kept(most)
     by_form = {form.label: float(ratio) for form, ratio in zip(forms, most, strict=True)}
@@ -234,6 +237,23 @@ def conclude(bench: Bench, case: Case, weighed: list[Weighed], forms: Sequence[C
     return Judgement(Verdict.UNDECIDED, Basis.DERIVED, f"undecided at {PRECISIONS[-1]} bits", **common)
 
 
+def _least(weighed: Weighed) -> Float64Array:
+    return weighed.least
+
+
+def _most(weighed: Weighed) -> Float64Array:
+    return weighed.most
+
+
+def _by_output(weighed: list[Weighed], names: Sequence[str], pick: Callable[[Weighed], Float64Array]) -> Float64Array:
+    """[form, output]: the largest over the blocks that are a part of the output."""
+    columns = []
+    for name in names:
+        held = [pick(w)[:, list(w.errors).index(name)] for w in weighed if name in w.errors]
+        columns.append(np.max(held, axis=0))
+    return np.stack(columns, axis=1)
+
+
 def _broken(forms: Sequence[Contract], names: Sequence[str], least: Float64Array) -> str:
     """Which output breaks which form: "out in every form", or "lse in the plain form, out in the rounded row sum
     form"."""
@@ -254,8 +274,9 @@ def _lower(bench: Bench, case: Case, observed: Observed, presets: Sequence[str],
     """The strictest of ``presets`` that this case keeps, or an empty string."""
     for preset in presets:
         forms = preset_forms(case.op, preset)
-        most = np.max([weigh(bench, case, b, observed, forms, outputs).most for b in exact_blocks(case)], axis=0)
-        if most.max(axis=1).min() <= 1:
+        blocks = judged_blocks(case, observed, outputs)
+        most = [weigh(bench, case, b, observed, forms, outputs).most.max(axis=1) for b in blocks]
+        if np.max(most, axis=0).min() <= 1:
             return preset
     return ""
 
@@ -263,13 +284,14 @@ def _lower(bench: Bench, case: Case, observed: Observed, presets: Sequence[str],
 def _metrics(weighed: list[Weighed], form: int, exempt: int) -> dict[str, Any]:
     result: dict[str, Any] = {"exempt": exempt}
     places = []
-    for name in weighed[0].errors:
-        parts = [(w.errors[name], w.bounds[form][name].bound, None) for w in weighed]
+    for name in dict.fromkeys(n for w in weighed for n in w.errors):
+        held = [w for w in weighed if name in w.errors]
+        parts = [(w.errors[name], w.bounds[form][name].bound, None) for w in held]
         pooled = summarise(parts).as_dict()
         place = pooled.pop("worst", None)
         result[name] = pooled
         if place is not None:
-            block = weighed[place.pop("part")].block
+            block = held[place.pop("part")].block
             row, column = place["index"]
             place["index"] = [*block.index, int(block.rows[row]), column]
             places.append((float(pooled["bound_ratio"] or 0.0), {"output": name, **place}))

@@ -18,16 +18,22 @@ Part = tuple[Block, Mapping[str, Errors], Mapping[str, Bounded]]
 def trivially_accepted(case: Case, parts: Sequence[Part]) -> str:
     """Names of wrong trivial outputs that every bound of the case accepts, joined; an empty string if the check means
     something."""
-    judged = [(block, errors["out"], bounds["out"].bound) for block, errors, bounds in parts if "out" in errors]
-    if not judged:
-        return ""
+    names = [n for n in dict.fromkeys(n for _, errors, _ in parts for n in errors) if n != "lse"]
+    found = [_accepted(case, parts, name) for name in names]
+    # Where one output cannot be trivial the case means something.
+    return ", ".join(dict.fromkeys(name for accepted in found for name in accepted)) if all(found) else ""
+
+
+def _accepted(case: Case, parts: Sequence[Part], output: str) -> tuple[str, ...]:
+    judged = [(block, errors[output], bounds[output].bound) for block, errors, bounds in parts if output in errors]
     shaped = []
     for block, errors, bound in judged:
         rows = ~(block.empty | block.undefined)
         exact = errors.enclosure.rows(rows)
-        others = {name: e.rows(rows) for name, e in _others(case, block).items()}
+        own = _others(case, block) if output == "out" else {}
+        others = {name: e.rows(rows) for name, e in own.items()}
         shaped.append((exact, np.broadcast_to(bound, errors.absolute.shape)[rows], trivial_outputs(exact, others)))
-    return ", ".join(vacuous(shaped, judged[0][1].fmt))
+    return vacuous(shaped, judged[0][1].fmt)
 
 
 def _others(case: Case, block: Block) -> dict[str, Enclosure]:

@@ -286,7 +286,7 @@ def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str
             outputs[n] = bridge.to_numpy(value)
         except Exception as error:
             raise BadOutput(f"output {n} cannot be read: {one_line(error)}") from error
-    if "out" not in outputs:
+    if names[0] not in outputs:
         raise BadOutput(f"returned no {names[0]}")
     return outputs
 

@@ -130,7 +130,7 @@ def dot_scores_error(
 def stored_scores_error(
     eps: Float64Array, size: Float64Array, alpha: float, contract: Contract, c: Constants
 ) -> Float64Array:
-    """eps after scores of at most ``size`` were stored ``score_stores`` times in a low format, losing omega each time."""
+    """eps after scores of at most ``size`` were stored ``score_stores`` times in a low format, which loses omega each."""
     if not contract.score_stores:
         return eps
     stores = contract.score_stores

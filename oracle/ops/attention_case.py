@@ -348,5 +348,6 @@ OPS = (
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        width=lambda case, key: int(case.arrays["k"].shape[2]),
     ),
 )

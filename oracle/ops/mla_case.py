@@ -210,5 +210,6 @@ OPS = (
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        width=lambda case, key: int(case.arrays["c_kv"].shape[1]),
     ),
 )

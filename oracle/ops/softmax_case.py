@@ -114,6 +114,7 @@ OPS = tuple(
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        width=lambda case, key: int(case.arrays["x"].shape[-1]),
     )
     for name in RESULTS
 )

@@ -20,7 +20,9 @@ class Op:
     inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical
     keyword names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`; row_count(case,
     key) is that of one block. output_shapes: name -> shape for a case.
-    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them.
+    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them; None where
+    no gate asks for it. width: how many numbers a row of a block reads of the longest array, by which large cases are
+    sampled. needed: outputs that every target returns, in the dtype of its inputs (default: the first).
     """
 
     name: str
@@ -31,7 +33,13 @@ class Op:
     row_count: Callable[..., int]
     evaluate: Callable[[Arithmetic, Case, tuple[int, ...], Rows], Block]
     output_shapes: Callable[[Case], dict[str, tuple[int, ...]]]
-    model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]]
+    model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]] | None
+    width: Callable[[Case, tuple[int, ...]], int]
+    needed: Callable[[Case], tuple[str, ...]] | None = None
+
+    def required_outputs(self, case: Case) -> tuple[str, ...]:
+        """Outputs that a call with this case must give."""
+        return self.outputs[:1] if self.needed is None else self.needed(case)
 
 
 class UnknownOp(ValueError):
