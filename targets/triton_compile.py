@@ -18,21 +18,36 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-KERNELS = ("attention", "rope")
+KERNELS = ("attention", "attention_delta", "attention_dkdv", "attention_dq", "rope")
+# Compile-time switches of the attention kernels, by option; "paged" has pages of 16.
+FEATURES: dict[str, dict[str, Any]] = {
+    "causal": {"BOUND_RIGHT": True},
+    "window": {"BOUND_LEFT": True, "BOUND_RIGHT": True},
+    "softcap": {"CAP": True},
+    "alibi": {"ALIBI": True},
+    "mask": {"MASK": 1},
+    "bias": {"MASK": 2},
+    "sinks": {"SINKS": True},
+    "varlen": {"LAYOUT": 1},
+    "paged": {"LAYOUT": 2, "PAGE": 16},
+}
 POINTERS = {"fp32": "*fp32", "fp16": "*fp16", "bf16": "*bf16"}
 OPCODE = r"^\s+(?:@!?%p\d+\s+)?([a-z]\w*(?:\.\w+|::\w+)*)[\s;]"
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What to compile: `kernel` of KERNELS, `dtype` a key of POINTERS, `arch` 80 or 90 for sm_80 or sm_90."""
+    """What to compile: `kernel` of KERNELS, `dtype` a key of POINTERS, `arch` 80 or 90 for sm_80 or sm_90.
+
+    `features` are keys of FEATURES, for attention's kernels.
+    """
 
     kernel: str
     dtype: str
     arch: int
     head_dim: int = 64
     value_dim: int = 64  # attention only
-    is_causal: bool = False  # attention only
+    features: tuple[str, ...] = ()
     layout: str = "half"  # rope only
     all_ones: bool = False  # every size and stride is 1: Triton's launcher turns such arguments into constants
 
@@ -61,8 +76,9 @@ def compile_kernels(builds: Sequence[Build], *, timeout_s: float = 300.0) -> lis
     subprocess.TimeoutExpired after `timeout_s` seconds.
     """
     for build in builds:
-        if build.kernel not in KERNELS or build.dtype not in POINTERS:
-            raise ValueError(f"kernel must be one of {KERNELS}, dtype one of {tuple(POINTERS)}; got {build}")
+        if build.kernel not in KERNELS or build.dtype not in POINTERS or not {*build.features} <= {*FEATURES}:
+            known = f"kernel {KERNELS}, dtype {tuple(POINTERS)}, features {tuple(FEATURES)}"
+            raise ValueError(f"each of a build must be one of {known}; got {build}")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     with tempfile.TemporaryDirectory(prefix="attn-oracle-triton-") as cache:
@@ -78,7 +94,11 @@ def compile_kernels(builds: Sequence[Build], *, timeout_s: float = 300.0) -> lis
     if run.returncode:
         raise RuntimeError(f"Triton did not compile the kernels:\n{run.stderr[-4000:]}")
     rows = json.loads(run.stdout.splitlines()[-1])
-    return [Binary(**(row | {"build": Build(**row["build"]), "opcodes": tuple(row["opcodes"])})) for row in rows]
+    return [Binary(**(row | {"build": _build(row["build"]), "opcodes": tuple(row["opcodes"])})) for row in rows]
+
+
+def _build(row: dict[str, Any]) -> Build:
+    return Build(**(row | {"features": tuple(row["features"])}))
 
 
 def _compile(build: Build) -> Binary:
@@ -106,12 +126,13 @@ def _compile(build: Build) -> Binary:
 def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], dict[str, Any]]:
     """(kernel, type of every parameter, compile-time values by index of the parameter, launch options)."""
     pointer = POINTERS[build.dtype]
-    if build.kernel == "attention":
-        from targets.triton_flash import attention_arguments, attention_kernel, attention_options
-
-        kernel, options = attention_kernel, attention_options(build.head_dim, build.value_dim)
-        constants = attention_arguments(build.head_dim, build.value_dim, is_causal=build.is_causal, return_lse=True)
-        special = {"lse_ptr": "*fp32", "scale": "fp32"}
+    special: dict[str, str] = {}
+    if build.kernel.startswith("attention"):
+        kernel, constants, options = _attention(build)
+        floats = dict.fromkeys(("lse_ptr", "delta_ptr", "dlse_ptr", "dsink_ptr", "slopes_ptr", "sinks_ptr"), "*fp32")
+        indices = dict.fromkeys(("starts_q_ptr", "starts_k_ptr", "pages_ptr"), "*i32")
+        mask = {"mask_ptr": "*u8" if constants.get("MASK") == 1 else pointer}
+        special = floats | indices | mask | {"scale": "fp32", "softcap": "fp32"}
     else:
         from targets.triton_rope import rope_arguments, rope_kernel
 
@@ -122,8 +143,29 @@ def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], d
     if build.all_ones:
         constants |= {name: 1 for name, kind in signature.items() if kind == "i32" and name not in constants}
     signature |= dict.fromkeys(constants, "constexpr")
-    indices = {name: index for index, name in enumerate(kernel.arg_names)}
-    return kernel, signature, {(indices[name],): value for name, value in constants.items()}, options
+    places = {name: index for index, name in enumerate(kernel.arg_names)}
+    return kernel, signature, {(places[name],): value for name, value in constants.items()}, options
+
+
+def _attention(build: Build) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """(kernel, compile-time values, launch options) of one of attention's kernels."""
+    from targets import triton_flash_backward as backward
+    from targets import triton_flash_forward as forward
+
+    dims = build.head_dim, build.value_dim
+    switches: dict[str, Any] = {"BOUND_LEFT": False, "BOUND_RIGHT": False, "CAP": False, "ALIBI": False, "MASK": 0}
+    own = {"SINKS": False, "LAYOUT": 0, "PAGE": 1}
+    for feature in build.features:
+        for name, value in FEATURES[feature].items():
+            (own if name in own else switches)[name] = value
+    if build.kernel == "attention":
+        return forward.attention_kernel, forward.attention_arguments(*dims, switches) | own, forward.attention_options(*dims)
+    if build.kernel == "attention_delta":
+        constants = backward.backward_arguments(*dims, {"SINKS": own["SINKS"], "HAS_DLSE": True})
+        constants = {name: constants[name] for name in ("VALUE_DIM", "VALUE_PAD", "SINKS", "HAS_DLSE", "TILE_Q")}
+        return backward.delta_kernel, constants, {"num_warps": 4, "num_stages": 2}
+    kernel = backward.dkdv_kernel if build.kernel == "attention_dkdv" else backward.dq_kernel
+    return kernel, backward.backward_arguments(*dims, switches), backward.backward_options(*dims)
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
@@ -140,7 +182,7 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
 
 def main() -> None:
     """Read builds as JSON from standard input, write binaries as one line of JSON to standard output."""
-    builds = [Build(**row) for row in json.load(sys.stdin)]
+    builds = [_build(row) for row in json.load(sys.stdin)]
     sys.stdout.write(json.dumps([asdict(_compile(build)) for build in builds]) + "\n")
 
 

@@ -5,10 +5,11 @@ Triton's interpreter replays a kernel in numpy, one program after another. Three
 *Which kernels it runs.* `@triton.jit` decides once, when it decorates, from `TRITON_INTERPRET`. `launch`
 does not depend on that: it wraps the plain Python function under the decorator in an interpreter object
 itself, so that a CPU tensor is interpreted and a CUDA tensor is compiled in one process, whichever order
-things were imported in. The price is a rule for kernels launched here: they call builtins only (`tl.reduce`
-with a combine function of `tl.standard`, not `tl.max`), because `tl.max`, `tl.sum`, `tl.zeros` and other
-kernels are themselves decorated functions. Kernels of other people need `prepare_environment` before triton
-is imported.
+things were imported in. Decorated functions that a kernel names at its module's top level and calls are wrapped
+with it. The price is a rule for kernels launched here: of Triton's own library they call builtins only
+(`tl.reduce` with a combine function of `tl.standard`, not `tl.max`), because `tl.max`, `tl.sum`, `tl.zeros`
+are decorated functions of another module. Kernels of other people need `prepare_environment` before triton is
+imported.
 
 *bfloat16.* The interpreter keeps a bfloat16 as its 16 bits in a numpy `uint16`, and calculates on those
 integers: products, sums, dots and comparisons are silently meaningless, and conversions from float32 cut
@@ -45,6 +46,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -102,9 +104,15 @@ def launch(
 
 
 @cache
-def _interpreted(function: Callable[..., None]) -> Any:
+def _interpreted(function: Any) -> Any:
     from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
 
+    names = function.__globals__
+    called = {name: names[name] for name in function.__code__.co_names if isinstance(names.get(name), JITFunction)}
+    if called:
+        inside = names | {name: _interpreted(callee.fn) for name, callee in called.items()}
+        function = FunctionType(function.__code__, inside, function.__name__, function.__defaults__)
     return InterpretedFunction(function)
 
 

@@ -6,29 +6,45 @@ from targets.triton_compile import POINTERS, Build, compile_kernels
 
 H100_SHARED_BYTES, A100_SHARED_BYTES = 232448, 166912  # the most that one block may ask for
 EVERYDAY = [
-    Build("attention", dtype, arch, is_causal=is_causal)
+    Build("attention", dtype, arch, features=features)
     for arch in (80, 90)
     for dtype in POINTERS
-    for is_causal in (False, True)
+    for features in ((), ("causal",))
 ]
+SCORES = ("window", "softcap", "alibi", "bias")
+OPTIONS = [
+    Build("attention", "bf16", 80, features=(*SCORES, "sinks")),
+    Build("attention", "fp32", 90, features=("mask", "varlen", "sinks"), head_dim=128),
+    Build("attention", "fp16", 90, features=("paged", "causal", "softcap"), head_dim=128, value_dim=128),
+    Build("attention_delta", "bf16", 90, features=("sinks",), value_dim=80),
+    *(
+        Build(kernel, dtype, arch, features=features, head_dim=dim, value_dim=dim)
+        for kernel in ("attention_dkdv", "attention_dq")
+        for dtype, arch, features, dim in (
+            ("bf16", 90, ("causal",), 64), ("fp16", 80, SCORES, 128), ("fp32", 80, (), 64), ("fp32", 90, ("mask",), 256)
+        )
+    ),
+]  # fmt: skip
 UNUSUAL = [
     Build("attention", "fp32", 80, head_dim=17, value_dim=200),
-    Build("attention", "bf16", 90, head_dim=256, value_dim=256, is_causal=True),
-    Build("attention", "fp16", 80, head_dim=1, value_dim=1, is_causal=True, all_ones=True),
+    Build("attention", "bf16", 90, head_dim=256, value_dim=256, features=("causal",)),
+    Build("attention", "fp16", 80, head_dim=1, value_dim=1, features=("causal",), all_ones=True),
+    Build("attention_dkdv", "fp16", 80, features=SCORES, all_ones=True),
     Build("rope", "fp32", 80),
     Build("rope", "fp16", 90, layout="interleaved", head_dim=80),
     Build("rope", "bf16", 80, all_ones=True),
 ]
-ATTENTION = [build for build in EVERYDAY + UNUSUAL if build.kernel == "attention"]
+ALL = EVERYDAY + OPTIONS + UNUSUAL
+DOTS = [build for build in ALL if build.kernel.startswith("attention") and build.kernel != "attention_delta"]
+LOGS = [build for build in EVERYDAY + UNUSUAL if build.kernel == "attention" and build.dtype != "fp32"]
 
 
 @pytest.fixture(scope="module")
 def binaries():
-    builds = EVERYDAY + UNUSUAL
-    return dict(zip(builds, compile_kernels(builds), strict=True))
+    return dict(zip(ALL, compile_kernels(ALL), strict=True))
 
 
-@pytest.mark.parametrize("build", EVERYDAY + UNUSUAL, ids=str)
+@pytest.mark.parametrize("build", ALL, ids=str)
 def test_makes_machine_code(build, binaries):
     binary = binaries[build]
     assert binary.build == build
@@ -37,7 +53,7 @@ def test_makes_machine_code(build, binaries):
     assert binary.shared_bytes <= (A100_SHARED_BYTES if build.arch == 80 else H100_SHARED_BYTES)
 
 
-@pytest.mark.parametrize("build", ATTENTION, ids=str)
+@pytest.mark.parametrize("build", DOTS, ids=str)
 def test_products_have_the_precision_that_the_contract_says(build, binaries):
     engine = [code for code in binaries[build].opcodes if code.startswith(("mma.", "wgmma.mma_async"))]
     if build.dtype == "fp32":
@@ -47,7 +63,7 @@ def test_products_have_the_precision_that_the_contract_says(build, binaries):
         assert engine and all(operand in code for code in engine)
 
 
-@pytest.mark.parametrize("build", [build for build in ATTENTION if build.dtype != "fp32"], ids=str)
+@pytest.mark.parametrize("build", LOGS, ids=str)
 def test_nothing_is_contracted(build, binaries):
     """With fusion allowed, l e^(m-m') + sum p becomes one fma; the log's own fma is the flushing kind."""
     assert "fma.rn.ftz.f32" in binaries[build].opcodes
@@ -66,5 +82,7 @@ def test_a_failure_says_what_the_compiler_said():
         compile_kernels([Build("rope", "fp32", 90, head_dim=0)])
     with pytest.raises(ValueError, match="fp64"):
         compile_kernels([Build("attention", "fp64", 90)])
+    with pytest.raises(ValueError, match="dropout"):
+        compile_kernels([Build("attention", "fp32", 90, features=("dropout",))])
     with pytest.raises(ValueError, match="softmax"):
         compile_kernels([Build("softmax", "fp32", 90)])
