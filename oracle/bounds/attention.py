@@ -32,42 +32,44 @@ def bounds(
     case: Case, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
 ) -> list[dict[str, Bounded]]:
     """One dict of ``out`` [r, Dv] and ``lse`` [r, 1] per form; see `oracle.bounds.table.Bounds`."""
+    whole = numbers(case, block)
+    observed = formats.get("out", whole.input_format), formats.get("lse", FORMATS["fp32"])
+    # A few rows at a time keep the [r, n] arrays in cache.
+    step = max(1, CACHED // max(1, len(whole.k)))
+    parts = []
+    for start in range(0, max(1, len(whole.q)), step):
+        rows = slice(start, min(start + step, len(whole.q)))
+        piece = block if len(whole.q) <= step else block.between(rows.start, rows.stop)
+        with np.errstate(all="ignore"):
+            parts.append(errors(whole.of_rows(rows), piece, forms, observed))
+    return [
+        {"out": _stacked([part[index].out for part in parts]), "lse": _stacked([part[index].lse for part in parts])}
+        for index in range(len(forms))
+    ]
+
+
+def numbers(case: Case, block: Block) -> Head:
+    """What the bounds read of the case of one block of attention."""
     x = attention_case.head(case, block.key, block.rows)
-    bias = _offsets(case, x)
-    k, v = x.k, x.v
+    bias, k, v = _offsets(case, x), x.k, x.v
     if x.sink is not None:
         # The sink's key: its raw score is 0, its value too.
         k, v = (np.vstack([a, np.zeros((1, a.shape[1]))]) for a in (k, v))
         bias = None if bias is None else np.pad(bias, [(0, 0), (0, 1)])
     cap = case.options.get("softcap")
-    input_format = format_of(case.arrays["q"])
-    alpha = abs(scale_float(case)) * (1 + 2.0**-50)
-    observed = formats.get("out", input_format), formats.get("lse", FORMATS["fp32"])
-    # A few rows at a time keep the [r, n] arrays in cache.
-    step = max(1, CACHED // max(1, len(k)))
-    parts = []
-    for start in range(0, max(1, len(x.q)), step):
-        rows = slice(start, min(start + step, len(x.q)))
-        head = _Head(
-            x.q[rows],
-            k,
-            v,
-            np.abs(k),
-            np.abs(v),
-            None if bias is None else bias[rows],
-            alpha,
-            input_format,
-            None if cap is None else float(cap),
-            chosen(case, "softcap_order") == "after_mask",
-            x.sink is not None,
-        )
-        piece = block if len(x.q) <= step else block.between(rows.start, rows.stop)
-        with np.errstate(all="ignore"):
-            parts.append(_bounds(head, piece, forms, observed))
-    return [
-        {name: _stacked([part[index][name] for part in parts]) for name in ("out", "lse")}
-        for index in range(len(forms))
-    ]
+    return Head(
+        x.q,
+        k,
+        v,
+        np.abs(k),
+        np.abs(v),
+        bias,
+        abs(scale_float(case)) * (1 + 2.0**-50),
+        format_of(case.arrays["q"]),
+        None if cap is None else float(cap),
+        chosen(case, "softcap_order") == "after_mask",
+        x.sink is not None,
+    )
 
 
 def _offsets(case: Case, x: attention_case.Head) -> Float64Array | None:
@@ -86,7 +88,7 @@ def _offsets(case: Case, x: attention_case.Head) -> Float64Array | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Head:
+class Head:
     """One head's numbers: q [r, D], k [n, D], v [n, Dv], the magnitudes of the last two, |bias| [r, n] or None.
 
     With a sink the last key is its.
@@ -104,15 +106,33 @@ class _Head:
     cap_last: bool = False
     has_sink: bool = False
 
+    def of_rows(self, rows: slice) -> Head:
+        return replace(self, q=self.q[rows], bias=None if self.bias is None else self.bias[rows])
 
-def _bounds(
-    head: _Head, block: Block, forms: Sequence[Contract], observed: tuple[Format, Format]
-) -> list[dict[str, Bounded]]:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errors:
+    """What one form allows in one block: constants, errors of scores (eps) and of weights (rho) [r, n], of O and L.
+
+    broken [r, 1]: rows in which an intermediate may overflow.
+    """
+
+    constants: Constants
+    land: forward.Landscape
+    eps: Float64Array
+    rho: Float64Array
+    out: Bounded
+    lse: Bounded
+    broken: NDArray[np.bool_]
+
+
+def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[Format, Format]) -> list[Errors]:
+    """One per form, for a block whose rows are those of ``head``; observed formats of O and L."""
     out_format, lse_format = observed
     dims = head.q.shape[1]
     land = forward.landscape(block)
     raw = (np.abs(head.q) @ head.k_magnitude.T) * (1 + 2.0**-52 * (dims + 2))
-    tilted, errors = [], []
+    tilted, made = [], []
     for form in forms:
         c = constants(form, head.input_format)
         eps = _score_error(head, raw, land, block, form, c)
@@ -121,13 +141,13 @@ def _bounds(
         rho = forward.weight_error(eps, land, form, c)
         if head.has_sink:
             rho[:, -1:] += forward.sink_error(land, c)
-        errors.append((c, eps, rho))
+        made.append((c, eps, rho))
         tilted.append(forward.tilt(rho, land))
     out = block.part("out")
     found = forward.spread(head.v, out, [t.moved for t in tilted], land.visible)
     grow = forward.inflation(land, dims)
     results = []
-    for form, (c, eps, rho), t, weighted in zip(forms, errors, tilted, found.weighted, strict=True):
+    for form, (c, eps, rho), t, weighted in zip(forms, made, tilted, found.weighted, strict=True):
         k_p = forward.cast_error(land, form, c)
         inner = forward.weights_part(t, weighted, found.farthest)
         inner = inner + k_p * forward.cast_part(t, head.v_magnitude, found.largest)
@@ -142,9 +162,8 @@ def _bounds(
         out_bound = np.where(np.isnan(out_bound) & broken, np.inf, out_bound)
         too_large = out.upper_abs() + out_bound >= out_format.overflow_threshold
         lse_too_large = land.lse_size + lse_bound >= lse_format.overflow_threshold
-        results.append(
-            {"out": Bounded(out_bound, broken | too_large), "lse": Bounded(lse_bound, broken | lse_too_large)}
-        )
+        whole = Bounded(out_bound, broken | too_large)
+        results.append(Errors(c, land, eps, rho, whole, Bounded(lse_bound, broken | lse_too_large), broken))
     return results
 
 
@@ -160,7 +179,7 @@ def _with_output(c: Constants, fmt: Format) -> Constants:
 
 
 def _score_error(
-    head: _Head, raw: Float64Array, land: forward.Landscape, block: Block, contract: Contract, c: Constants
+    head: Head, raw: Float64Array, land: forward.Landscape, block: Block, contract: Contract, c: Constants
 ) -> Float64Array:
     dims, bias, alpha = head.q.shape[1], head.bias, head.alpha
     eps = forward.dot_scores_error(
@@ -206,7 +225,7 @@ def eps_with_bias(
     return np.asarray(eps)
 
 
-def _before_cap(head: _Head, block: Block) -> tuple[Float64Array, Float64Array]:
+def _before_cap(head: Head, block: Block) -> tuple[Float64Array, Float64Array]:
     """Lower and upper bound of |x| for what the soft cap is applied to [r, n]; 0 for the sink, which is not capped."""
     given = block.part("uncapped")
     both = np.maximum(np.abs(given.hi) - np.abs(given.lo) - given.rad, 0.0), given.upper_abs()
@@ -216,7 +235,7 @@ def _before_cap(head: _Head, block: Block) -> tuple[Float64Array, Float64Array]:
 
 def _capped(
     eps: Float64Array,
-    head: _Head,
+    head: Head,
     before: tuple[Float64Array, Float64Array],
     after: Float64Array,
     contract: Contract,
@@ -257,7 +276,7 @@ def _bare_lse_bound(block: Block, eps: Float64Array, contract: Contract, c: Cons
     return forward.lse_bound(forward.tilt(rho, bare), rho, bare, contract, c, fmt)
 
 
-def _operand_sums(head: _Head, land: forward.Landscape, c: Constants) -> Float64Array | float:
+def _operand_sums(head: Head, land: forward.Landscape, c: Constants) -> Float64Array | float:
     """sum |q| + sum |k_j|: over all keys where its largest value does not matter, else key by key [r, n]."""
     of_q, of_k = np.abs(head.q).sum(axis=1, keepdims=True), head.k_magnitude.sum(axis=1)
     largest = float(of_q.max(initial=0.0) + of_k.max(initial=0.0))
@@ -267,7 +286,7 @@ def _operand_sums(head: _Head, land: forward.Landscape, c: Constants) -> Float64
 
 
 def _rows_may_overflow(
-    head: _Head, raw: Float64Array, eps: Float64Array, land: forward.Landscape, contract: Contract, c: Constants
+    head: Head, raw: Float64Array, eps: Float64Array, land: forward.Landscape, contract: Contract, c: Constants
 ) -> NDArray[np.bool_]:
     """[r, 1]: rows in which an intermediate of this contract may legally overflow."""
     # Half the range: factors such as log2 e, and partial sums larger than their total.
