@@ -138,7 +138,7 @@ def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], d
 
         kernel, options = rope_kernel, {"num_warps": 4, "num_stages": 2}
         constants = rope_arguments(build.head_dim, build.head_dim, layout=build.layout)
-        special = {"positions_ptr": "*i64", "frequencies_ptr": "*fp32"}
+        special = {"positions_ptr": "*i64", "frequencies_ptr": "*fp32", "cos_size": "fp32", "sin_size": "fp32"}
     signature = {name: special.get(name, pointer if name.endswith("_ptr") else "i32") for name in kernel.arg_names}
     if build.all_ones:
         constants |= {name: 1 for name, kind in signature.items() if kind == "i32" and name not in constants}
@@ -159,7 +159,11 @@ def _attention(build: Build) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         for name, value in FEATURES[feature].items():
             (own if name in own else switches)[name] = value
     if build.kernel == "attention":
-        return forward.attention_kernel, forward.attention_arguments(*dims, switches) | own, forward.attention_options(*dims)
+        return (
+            forward.attention_kernel,
+            forward.attention_arguments(*dims, switches) | own,
+            forward.attention_options(*dims),
+        )
     if build.kernel == "attention_delta":
         constants = backward.backward_arguments(*dims, {"SINKS": own["SINKS"], "HAS_DLSE": True})
         constants = {name: constants[name] for name in ("VALUE_DIM", "VALUE_PAD", "SINKS", "HAS_DLSE", "TILE_Q")}

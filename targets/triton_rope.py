@@ -3,17 +3,22 @@
 Su et al., "RoFormer" (arXiv 2104.09864), equation 34: pair i of a row at position m turns by m theta_i,
 theta_i = base^(-2i/d), i = 0..d/2-1. The frequencies are made once per call on the host in float64 and
 rounded to float32; m theta_i is a float32 product, so that beyond m of about 1e6 (base 1e4) the fast pairs
-turn by an angle that is visibly off, from 1.6e7 by a radian. That is the common recipe, `fp32_angle`.
+turn by an angle that is visibly off, from 1.6e7 by a radian. That is the common recipe, `fp32_angle`. Scaled
+frequencies and their magnitude, which multiplies cos and sin, come from the host too; three positions (M-RoPE) are
+NotImplemented. `rope_backward` is the same kernel with the sign of sin changed.
 
 On a GPU cos and sin come from CUDA's libdevice, which reduces large arguments properly.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from targets import rope_frequencies
+from targets.rope_frequencies import length_of, magnitude
 from targets.triton_interpreter import launch
 
 TILE = 64
@@ -24,7 +29,7 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 def rope_kernel(  # type: ignore[no-untyped-def]
     x_ptr, positions_ptr, frequencies_ptr, out_ptr,
     x_batch, x_head, x_row, x_col, positions_batch, positions_row,
-    heads, rows, tiles,
+    heads, rows, tiles, cos_size, sin_size,
     HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, REST_PAD: tl.constexpr,
     INTERLEAVED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -43,8 +48,8 @@ def rope_kernel(  # type: ignore[no-untyped-def]
     position = tl.load(positions_at, mask=row_ok, other=0).to(tl.float32)
     frequency = tl.load(frequencies_ptr + pair, mask=pair < PAIRS, other=0.0)
     angle = position[:, None] * frequency[None, :]
-    cos = tl.cos(angle)
-    sin = tl.sin(angle)
+    cos = tl.cos(angle) * cos_size
+    sin = tl.sin(angle) * sin_size
 
     first = pair[None, :].to(tl.int64)
     second = first + PAIRS
@@ -71,20 +76,51 @@ def rope(
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
+    scaling: Mapping[str, Any] | None = None,
 ) -> torch.Tensor:
     """Rotate the first `rotary_dim` entries of every row of x by its position.
 
     x [B, H, S, D] of float32, float16 or bfloat16, any strides; positions int64 [S] or [B, S]. `layout`
     "half" pairs entries (i, i + rotary_dim/2), "interleaved" pairs (2i, 2i + 1); `rotary_dim` is even and
-    defaults to D. Entries beyond it keep their bits. Returns a contiguous tensor like x.
+    defaults to D. Entries beyond it keep their bits. `scaling`: transformers' rope_parameters. Returns a
+    contiguous tensor like x.
 
     Raises ValueError for other shapes, layouts or dimensions, TypeError for other dtypes, NotImplementedError
-    for bfloat16 where it would have to be interpreted and cannot be.
+    for sections, and for bfloat16 where it would have to be interpreted and cannot be.
     """
+    return turn(x, positions, base=base, layout=layout, rotary_dim=rotary_dim, scaling=scaling, sign=1.0)
+
+
+def rope_backward(
+    dy: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    base: float = 10000.0,
+    layout: str = "half",
+    rotary_dim: int | None = None,
+    scaling: Mapping[str, Any] | None = None,
+) -> torch.Tensor:
+    """The gradient dx of `rope` for dy [B, H, S, D]: rotated back. Raises as `rope` does."""
+    return turn(dy, positions, base=base, layout=layout, rotary_dim=rotary_dim, scaling=scaling, sign=-1.0)
+
+
+def turn(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    base: float,
+    layout: str,
+    rotary_dim: int | None,
+    scaling: Mapping[str, Any] | None,
+    sign: float,
+) -> torch.Tensor:
+    """`rope`, with sin times ``sign``."""
     if x.dtype not in DTYPES:
         raise TypeError(f"x must be one of {', '.join(DTYPES.values())}; got {x.dtype}")
     if positions.dtype != torch.int64:
         raise TypeError(f"positions must be int64; got {positions.dtype}")
+    if scaling is not None and scaling.get("mrope_section") is not None:
+        raise NotImplementedError("mrope_section")
     if x.ndim != 4 or tuple(positions.shape) not in ((x.shape[2],), (x.shape[0], x.shape[2])):
         shapes = f"{tuple(x.shape)}, {tuple(positions.shape)}"
         raise ValueError(f"x must be [B, H, S, D], positions [S] or [B, S]; got {shapes}")
@@ -101,21 +137,24 @@ def rope(
     if out.numel():
         each = positions.expand(batch, rows)
         tiles = triton.cdiv(rows, TILE)
+        length = 0 if scaling is None else length_of(positions.cpu().numpy(), scaling)
+        size = magnitude(scaling)
         arguments = rope_arguments(head_dim, turned, layout=layout) | {
             "x_ptr": x, "positions_ptr": each, "out_ptr": out,
-            "frequencies_ptr": frequencies(turned, base).to(x.device),
+            "frequencies_ptr": frequencies(turned, base, scaling=scaling, length=length).to(x.device),
             "x_batch": x.stride(0), "x_head": x.stride(1), "x_row": x.stride(2), "x_col": x.stride(3),
             "positions_batch": each.stride(0), "positions_row": each.stride(1),
-            "heads": heads, "rows": rows, "tiles": tiles,
+            "heads": heads, "rows": rows, "tiles": tiles, "cos_size": size, "sin_size": sign * size,
         }  # fmt: skip
         launch(rope_kernel, (tiles * batch * heads,), arguments)
     return out
 
 
-def frequencies(rotary_dim: int, base: float) -> torch.Tensor:
-    """base^(-2i/rotary_dim), float32 [rotary_dim/2], each rounded once from float64."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim
-    return torch.pow(torch.tensor(base, dtype=torch.float64), -exponents).to(torch.float32)
+def frequencies(
+    rotary_dim: int, base: float, *, scaling: Mapping[str, Any] | None = None, length: int = 0
+) -> torch.Tensor:
+    """base^(-2i/rotary_dim), scaled, float32 [rotary_dim/2], each rounded once from float64."""
+    return torch.from_numpy(rope_frequencies.frequencies(base, rotary_dim, scaling, length)).to(torch.float32)
 
 
 def rope_arguments(head_dim: int, rotary_dim: int, *, layout: str) -> dict[str, Any]:
@@ -131,13 +170,21 @@ def rope_arguments(head_dim: int, rotary_dim: int, *, layout: str) -> dict[str, 
     }
 
 
-rope.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "rope",
+_CLAIMS: dict[str, Any] = {
     "dtypes": ("fp32", "fp16", "bf16"),
     "devices": ("cpu", "cuda"),
     "contract": "fp32_angle",
     "conventions": {},
     "framework": "torch",
     "interpreted": True,
+}
+rope.__attn_oracle__ = {  # type: ignore[attr-defined]
+    "op": "rope",
     "description": "rotary embedding in Triton (interpreted on a CPU), frequencies from float64",
+    **_CLAIMS,
+}
+rope_backward.__attn_oracle__ = {  # type: ignore[attr-defined]
+    "op": "rope_backward",
+    "description": "gradient of the rotary embedding in Triton (interpreted on a CPU)",
+    **_CLAIMS,
 }

@@ -145,7 +145,9 @@ def gradients(a: Dense, do: Any) -> dict[str, tuple[Array, Array]]:
     damp = 1.0 if a.tanh is None else 1 - a.tanh**2
     ds = a.p * (dp - delta) * damp
     p_error = np.expm1(3 * a.rho) + 8 * a.u * np.abs(np.where(np.isinf(a.lse), 0, a.lse))[..., None]
-    s = a.p * (p_error * np.abs(dp - delta) + (a.v.shape[3] + 2) * a.u * dp_size + delta_error + 4 * a.u * np.abs(delta))
+    s = a.p * (
+        p_error * np.abs(dp - delta) + (a.v.shape[3] + 2) * a.u * dp_size + delta_error + 4 * a.u * np.abs(delta)
+    )
     # 1 - t^2 has the absolute error 2|t| times that of t, which is also the score's error over c.
     s = s + (0.0 if a.tanh is None else a.p * np.abs(dp - delta) * (2 * np.expm1(a.rho) + 16 * a.u))
     s = s + unit_p * (np.abs(ds) + s) + a.tiny

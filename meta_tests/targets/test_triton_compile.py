@@ -14,8 +14,8 @@ EVERYDAY = [
 SCORES = ("window", "softcap", "alibi", "bias")
 OPTIONS = [
     Build("attention", "bf16", 80, features=(*SCORES, "sinks")),
-    Build("attention", "fp32", 90, features=("mask", "varlen", "sinks"), head_dim=128),
-    Build("attention", "fp16", 90, features=("paged", "causal", "softcap"), head_dim=128, value_dim=128),
+    Build("attention", "fp32", 90, features=("bias", "varlen", "sinks"), head_dim=128),
+    Build("attention", "fp16", 90, features=("paged", "causal", "softcap", "mask"), head_dim=128, value_dim=128),
     Build("attention_delta", "bf16", 90, features=("sinks",), value_dim=80),
     *(
         Build(kernel, dtype, arch, features=features, head_dim=dim, value_dim=dim)
