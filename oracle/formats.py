@@ -1,11 +1,14 @@
 """Floating-point formats: exact values, neighbours, spacing and rounding.
 
-Every format is IEEE-754 binary with gradual underflow: ``precision`` significant bits (the hidden one
-included), exponents ``emin .. emax`` of normal numbers. All values of every format here are exact
-float64 numbers, so float64 arrays carry them.
+Every format is binary with gradual underflow: ``precision`` significant bits (the hidden one included),
+exponents ``emin .. emax`` of normal numbers. All values of every format here are exact float64 numbers, so
+float64 arrays carry them. e4m3 is the variant without infinities (E4M3FN): its top exponent holds numbers to 448
+and one NaN of each sign, and what rounds beyond 448 is NaN, or 448 where the conversion saturates: which of the two
+is the caller's choice, because hardware and libraries differ. All others are IEEE-754 in this respect.
 
 Source: IEEE 754-2019 section 3.3; bfloat16 as in the x86 and Arm manuals; tf32 as in NVIDIA's A100
-whitepaper (8 exponent bits, 10 stored fraction bits).
+whitepaper (8 exponent bits, 10 stored fraction bits); e4m3 and e5m2: Micikevicius et al. 2022 (arXiv 2209.05433),
+table 1.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ Float64Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One binary format. ``dtype`` is the numpy storage type; tf32 has none and is stored as float32."""
+    """One binary format. ``dtype`` is the numpy storage type; tf32 has none and is stored as float32.
+
+    infinite: whether there are infinities; without them the largest significand of the top exponent is NaN.
+    """
 
     name: str
     precision: int
     emin: int
     emax: int
     dtype: Any
+    infinite: bool = True
 
     @property
     def unit_roundoff(self) -> float:
@@ -53,18 +60,28 @@ class Format:
 
     @property
     def max_finite(self) -> float:
-        return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.emax
+        lost = 1 if self.infinite else 2
+        return (2.0 - lost * 2.0 ** (1 - self.precision)) * 2.0**self.emax
 
     @property
     def overflow_threshold(self) -> float:
-        """The magnitude from which rounding to nearest gives infinity (inf for fp64)."""
+        """The magnitude from which rounding to nearest is not finite (inf for fp64).
+
+        Without infinities the threshold itself, a tie, still rounds to the largest number, whose last bit is even.
+        """
         if self.name == "fp64":
             return float("inf")
-        return (2.0 - 2.0**-self.precision) * 2.0**self.emax
+        return self.max_finite + 2.0 ** (self.emax - self.precision)
 
-    def round(self, x: Any) -> Float64Array:
-        """Round float64 values to this format, to nearest, ties to even; result as float64."""
+    def round(self, x: Any, *, saturate: bool = False) -> Float64Array:
+        """Round float64 values to this format, to nearest, ties to even; result as float64.
+
+        Beyond the largest number: infinity (NaN in a format without), or with ``saturate`` that number, which
+        infinities give too.
+        """
         values = np.asarray(x, dtype=np.float64)
+        if saturate:
+            values = np.clip(values, -self.max_finite, self.max_finite)
         if self.name == "fp64":
             return values.copy()
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -72,10 +89,10 @@ class Format:
                 return values.astype(np.float32).astype(np.float64)
             return _round_by_quantum(values, self)
 
-    def store(self, x: Any) -> NDArray[Any]:
+    def store(self, x: Any, *, saturate: bool = False) -> NDArray[Any]:
         """Round float64 values to this format and return them in the storage dtype."""
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            return self.round(x).astype(self.dtype)
+            return self.round(x, saturate=saturate).astype(self.dtype)
 
     def ulp(self, x: Any) -> Float64Array:
         """Spacing of this format at |x|, float64; the subnormal spacing below the normal range.
@@ -89,7 +106,10 @@ class Format:
         return np.asarray(np.where(np.isnan(magnitude), np.nan, spacing), dtype=np.float64)
 
     def next_up(self, x: Any) -> Float64Array:
-        """The least value of the format above x, for x in the format; inf stays inf, -inf gives -max."""
+        """The least value of the format above x, for x in the format; inf stays inf, -inf gives -max.
+
+        Above the largest number stands inf, also where the format itself has none.
+        """
         values = np.asarray(x, dtype=np.float64)
         magnitude = np.abs(values)
         down = magnitude - self.ulp(magnitude) * np.where(self._is_power_above_min(magnitude), 0.5, 1.0)
@@ -117,8 +137,9 @@ def _round_by_quantum(values: Float64Array, fmt: Format) -> Float64Array:
     _, exponent = np.frexp(safe)
     quantum = np.clip(exponent - 1, fmt.emin, None) - fmt.precision + 1
     rounded = np.ldexp(np.rint(np.ldexp(safe, -quantum)), quantum)
-    rounded = np.where(np.abs(rounded) > fmt.max_finite, np.copysign(np.inf, safe), rounded)
-    return np.where(finite, np.copysign(rounded, safe), values)
+    beyond = np.copysign(np.inf, safe) if fmt.infinite else np.full(safe.shape, np.nan)
+    rounded = np.where(np.abs(rounded) > fmt.max_finite, beyond, rounded)
+    return np.where(finite, np.copysign(rounded, safe), values if fmt.infinite else np.nan)
 
 
 FP64 = Format("fp64", 53, -1022, 1023, np.float64)
@@ -126,9 +147,13 @@ FP32 = Format("fp32", 24, -126, 127, np.float32)
 TF32 = Format("tf32", 11, -126, 127, np.float32)
 FP16 = Format("fp16", 11, -14, 15, np.float16)
 BF16 = Format("bf16", 8, -126, 127, ml_dtypes.bfloat16)
+E4M3 = Format("e4m3", 4, -6, 8, ml_dtypes.float8_e4m3fn, infinite=False)
+E5M2 = Format("e5m2", 3, -14, 15, ml_dtypes.float8_e5m2)
 
-FORMATS: dict[str, Format] = {f.name: f for f in (FP64, FP32, TF32, FP16, BF16)}
+FORMATS: dict[str, Format] = {f.name: f for f in (FP64, FP32, TF32, FP16, BF16, E4M3, E5M2)}
 STORAGE = ("fp64", "fp32", "fp16", "bf16")
+"""Formats of the inputs and outputs of targets."""
+_STORED = (*STORAGE, "e4m3", "e5m2")
 
 
 def format_named(name: str) -> Format:
@@ -140,7 +165,7 @@ def format_named(name: str) -> Format:
 
 def format_of(array: NDArray[Any]) -> Format:
     """The format of a numpy array's dtype; ValueError for other dtypes."""
-    for name in STORAGE:
+    for name in _STORED:
         if array.dtype == np.dtype(FORMATS[name].dtype):
             return FORMATS[name]
-    raise ValueError(f"no floating-point format for dtype {array.dtype}; known: {', '.join(STORAGE)}")
+    raise ValueError(f"no floating-point format for dtype {array.dtype}; known: {', '.join(_STORED)}")

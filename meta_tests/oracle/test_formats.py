@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from oracle.formats import BF16, FORMATS, FP16, FP32, FP64, TF32, format_named, format_of
+from oracle.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, FP64, TF32, format_named, format_of
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -19,14 +19,21 @@ LAYOUT = {
     "fp32": (32, 23, 127),
     "tf32": (19, 10, 127),
     "fp64": (64, 52, 1023),
+    "e4m3": (8, 3, 7),
+    "e5m2": (8, 2, 15),
 }
-SHORT = pytest.mark.parametrize("fmt", [FP16, BF16], ids=lambda f: f.name)
+SHORT = pytest.mark.parametrize("fmt", [FP16, BF16, E4M3, E5M2], ids=lambda f: f.name)
+EIGHT = pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda f: f.name)
 EVERY = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 
 
+def bits_of(fmt):
+    return np.uint8 if LAYOUT[fmt.name][0] == 8 else np.uint16
+
+
 def every_pattern(fmt):
-    """All 2^16 patterns in the storage dtype."""
-    return np.arange(2**16, dtype=np.uint16).view(fmt.dtype)
+    """All 2^8 or 2^16 patterns in the storage dtype."""
+    return np.arange(2 ** LAYOUT[fmt.name][0]).astype(bits_of(fmt)).view(fmt.dtype)
 
 
 def decode(bits: int, name: str) -> Fraction | None:
@@ -35,7 +42,8 @@ def decode(bits: int, name: str) -> Fraction | None:
     sign = -1 if bits >> (width - 1) else 1
     exponent = (bits >> fraction_bits) & ((1 << (width - 1 - fraction_bits)) - 1)
     fraction = bits & ((1 << fraction_bits) - 1)
-    if exponent == (1 << (width - 1 - fraction_bits)) - 1:
+    last = exponent == (1 << (width - 1 - fraction_bits)) - 1
+    if last and (name != "e4m3" or fraction == (1 << fraction_bits) - 1):
         return None
     if exponent == 0:
         return sign * Fraction(fraction) * Fraction(2) ** (1 - bias - fraction_bits)
@@ -44,7 +52,7 @@ def decode(bits: int, name: str) -> Fraction | None:
 
 def ladder(fmt):
     """All finite values >= 0 in order, as float64, and infinity."""
-    top = 0x7C00 if fmt is FP16 else 0x7F80
+    top = {"fp16": 0x7C00, "bf16": 0x7F80, "e4m3": 0x7F, "e5m2": 0x7C}[fmt.name]
     return np.array([*(float(decode(b, fmt.name)) for b in range(top)), np.inf])
 
 
@@ -59,8 +67,9 @@ def rounded_exactly(x: Fraction, name: str) -> float:
     quantum = Fraction(2) ** (max(exponent, 1 - bias) - fraction_bits)
     steps = round(magnitude / quantum)  # Fraction rounds half to even
     value = steps * quantum
-    largest = (2 - Fraction(1, 2**fraction_bits)) * Fraction(2) ** bias
-    return float("inf" if value > largest else value) * (1 if x > 0 else -1)
+    largest = Fraction(448) if name == "e4m3" else (2 - Fraction(1, 2**fraction_bits)) * Fraction(2) ** bias
+    beyond = "nan" if name == "e4m3" else "inf"
+    return float(beyond if value > largest else value) * (1 if x > 0 else -1)
 
 
 def double_spread(rng, fmt, n):
@@ -78,7 +87,7 @@ def test_values_are_those_of_the_bit_fields(fmt):
     stored = every_pattern(fmt)
     with np.errstate(invalid="ignore"):
         wide = stored.astype(np.float64)
-    exact = [decode(b, fmt.name) for b in range(2**16)]
+    exact = [decode(b, fmt.name) for b in range(len(stored))]
     assert all((e is None) == (not np.isfinite(w)) for e, w in zip(exact, wide, strict=True))
     assert all(e is None or e == Fraction(float(w)) for e, w in zip(exact, wide, strict=True))
     assert max(e for e in exact if e is not None) == Fraction(fmt.max_finite)
@@ -93,7 +102,8 @@ def test_store_gives_every_pattern_back(fmt):
     nan = np.isnan(wide)
     back = fmt.store(wide)
     assert back.dtype == stored.dtype
-    assert np.array_equal(back.view(np.uint16)[~nan], stored.view(np.uint16)[~nan])  # signed zeros included
+    bits = bits_of(fmt)
+    assert np.array_equal(back.view(bits)[~nan], stored.view(bits)[~nan])  # signed zeros included
     assert np.isnan(back[nan].astype(np.float64)).all()
     assert nan.sum() > 0
 
@@ -131,10 +141,12 @@ def test_ties_and_their_sides_round_as_the_bits_say(fmt):
     beyond = 2 * low[-1] - low[-2]
     middle = np.append((low[:-1] + high[:-1]) / 2, (low[-1] + beyond) / 2)
     even = np.where(np.arange(len(low)) % 2 == 0, low, high)
+    if not fmt.infinite:
+        high[-1] = np.nan
     for sign in (1.0, -1.0):
         assert np.array_equal(fmt.round(sign * middle), sign * even)
         assert np.array_equal(fmt.round(sign * np.nextafter(middle, 0)), sign * low)
-        assert np.array_equal(fmt.round(sign * np.nextafter(middle, np.inf)), sign * high)
+        assert np.array_equal(fmt.round(sign * np.nextafter(middle, np.inf)), sign * high, equal_nan=True)
     assert middle[-1] == fmt.overflow_threshold
 
 
@@ -156,6 +168,65 @@ def test_float32_inputs_round_as_the_public_casts_do(fmt, cast):
     assert np.array_equal(fmt.store(narrow).view(np.uint16), expected.view(np.uint16))
 
 
+# ---- eight bits: ml_dtypes' casts as the witness
+
+
+def dense(fmt):
+    """float32 numbers around every value of the format: itself, its sides, all middles and their sides, beyond it."""
+    up = ladder(fmt)[:-1]
+    points = np.concatenate([up, (up[:-1] + up[1:]) / 2, [fmt.overflow_threshold, 2 * up[-1]]]).astype(np.float32)
+    sides = [np.nextafter(points, np.float32(d)) for d in (-1e9, 1e9)]
+    small = np.linspace(0, 8 * fmt.smallest_normal, 20_001, dtype=np.float32)
+    wide = np.linspace(0, 1.2 * fmt.max_finite, 100_001, dtype=np.float32)
+    x = np.concatenate([points, *sides, small, wide])
+    return np.concatenate([x, -x])
+
+
+@EIGHT
+def test_dense_samples_round_as_the_public_casts_do(fmt):
+    x = dense(fmt)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        expected = x.astype(fmt.dtype)
+    mine, nan = fmt.store(x), np.isnan(expected.astype(np.float32))
+    assert np.array_equal(mine.view(np.uint8)[~nan], expected.view(np.uint8)[~nan])
+    assert np.array_equal(np.isnan(mine.astype(np.float32)), nan)
+    assert nan.any() == (fmt is E4M3)
+
+
+@EIGHT
+def test_saturation_is_a_choice(fmt):
+    x = np.concatenate([dense(fmt), [np.inf, -np.inf, 1e30]])
+    kept, free = fmt.round(x, saturate=True), fmt.round(x)
+    inside = np.isfinite(free)
+    assert np.array_equal(kept[inside], free[inside])
+    assert np.array_equal(kept[~inside], np.copysign(fmt.max_finite, x[~inside]))
+    assert (~inside).sum() > 100
+    assert np.isnan(fmt.round(np.nan, saturate=True))
+    assert np.isnan(fmt.round(np.inf)) == (fmt is E4M3)
+    assert np.array_equal(fmt.store(x, saturate=True).astype(np.float64), kept)
+
+
+def test_e4m3_has_two_nans_and_no_infinity():
+    with np.errstate(invalid="ignore"):
+        wide = every_pattern(E4M3).astype(np.float64)
+    assert np.flatnonzero(np.isnan(wide)).tolist() == [0x7F, 0xFF]
+    assert not np.isinf(wide).any()
+    assert wide[0x7E] == 448.0
+    assert E4M3.round(464.0) == 448.0
+    assert np.isnan(E4M3.round(464.1))
+    with np.errstate(invalid="ignore"):
+        assert np.isinf(every_pattern(E5M2).astype(np.float64)).sum() == 2
+    assert E5M2.max_finite == 57344.0
+
+
+@EIGHT
+def test_eight_bits_hold_what_ml_dtypes_says(fmt):
+    info = ml_dtypes.finfo(fmt.dtype)
+    assert (float(info.max), float(info.tiny)) == (fmt.max_finite, fmt.smallest_normal)
+    assert float(info.smallest_subnormal) == fmt.smallest_subnormal
+    assert float(info.eps) == 2 * fmt.unit_roundoff
+
+
 # ---- every format
 
 
@@ -163,12 +234,14 @@ def test_float32_inputs_round_as_the_public_casts_do(fmt, cast):
 def test_constants(fmt):
     _, fraction_bits, bias = LAYOUT[fmt.name]
     assert fmt.precision == fraction_bits + 1
-    assert fmt.emax == bias
+    # Without infinities the all-ones exponent holds numbers, all of its significands but one.
+    assert fmt.emax == (bias if fmt.infinite else bias + 1)
     assert fmt.emin == 1 - bias
     assert Fraction(fmt.unit_roundoff) == Fraction(1, 2 ** (fraction_bits + 1))
     assert Fraction(fmt.smallest_normal) == Fraction(2) ** (1 - bias)
     assert Fraction(fmt.smallest_subnormal) == Fraction(2) ** (1 - bias - fraction_bits)
-    assert Fraction(fmt.max_finite) == (2 - Fraction(1, 2**fraction_bits)) * Fraction(2) ** bias
+    if fmt is not E4M3:
+        assert Fraction(fmt.max_finite) == (2 - Fraction(1, 2**fraction_bits)) * Fraction(2) ** bias
     assert fmt.omega == (5e-324 if fmt is FP64 else fmt.smallest_subnormal / 2)
     if fmt in (FP16, FP32, FP64, BF16):
         info = ml_dtypes.finfo(fmt.dtype)
@@ -184,7 +257,7 @@ def test_rounding_equals_integer_arithmetic(fmt):
     x = np.concatenate([x, fmt.round(x[:500]), [fmt.max_finite, -fmt.max_finite, np.finfo(np.float64).max]])
     x = x[np.isfinite(x)]
     expected = [rounded_exactly(Fraction(float(v)), fmt.name) for v in x]
-    assert np.array_equal(fmt.round(x), expected)
+    assert np.array_equal(fmt.round(x), expected, equal_nan=not fmt.infinite)
 
 
 @EVERY
@@ -195,9 +268,13 @@ def test_the_overflow_threshold_is_where_infinity_begins(fmt):
         assert fmt.round(fmt.max_finite) == fmt.max_finite
         return
     assert Fraction(t) == Fraction(fmt.max_finite) + Fraction(float(fmt.ulp(fmt.max_finite))) / 2
+    assert fmt.round(np.nextafter(t, 0)) == fmt.max_finite
+    if fmt is E4M3:
+        assert fmt.round([t, -t]).tolist() == [448.0, -448.0]
+        assert np.isnan(fmt.round([np.nextafter(t, np.inf), np.finfo(np.float64).max])).all()
+        return
     assert fmt.round(t) == np.inf
     assert fmt.round(-t) == -np.inf
-    assert fmt.round(np.nextafter(t, 0)) == fmt.max_finite
     assert fmt.round(np.finfo(np.float64).max) == np.inf
 
 
@@ -205,10 +282,11 @@ def test_the_overflow_threshold_is_where_infinity_begins(fmt):
 def test_rounding_is_idempotent_odd_and_monotone(fmt):
     x = np.sort(double_spread(np.random.default_rng(3), fmt, 20_000))
     y = fmt.round(x)
-    assert np.array_equal(fmt.round(y), y)
-    assert np.array_equal(fmt.round(-x), -y)
-    assert (y[1:] >= y[:-1]).all()
+    assert np.array_equal(fmt.round(y), y, equal_nan=not fmt.infinite)
+    assert np.array_equal(fmt.round(-x), -y, equal_nan=not fmt.infinite)
     inside = np.isfinite(y)
+    ordered = y if fmt.infinite else y[inside]
+    assert (ordered[1:] >= ordered[:-1]).all()
     with np.errstate(under="ignore"):
         assert (np.abs(x - y)[inside] <= np.maximum(fmt.ulp(x) / 2, 0)[inside]).all()
 
@@ -217,9 +295,12 @@ def test_rounding_is_idempotent_odd_and_monotone(fmt):
 def test_special_values_pass_through(fmt):
     y = fmt.round([np.nan, np.inf, -np.inf, 0.0, -0.0])
     assert np.isnan(y[0])
-    assert y[1] == np.inf
-    assert y[2] == -np.inf
-    assert np.array_equal(np.signbit(y[1:]), [False, True, False, True])
+    if fmt.infinite:
+        assert y[1] == np.inf
+        assert y[2] == -np.inf
+    else:
+        assert np.isnan(y[1:3]).all()
+    assert np.array_equal(np.signbit(y[3:]), [False, True])
     tiny = fmt.round([-(2.0**-1074), 2.0**-1074])
     assert np.array_equal(np.signbit(tiny), [True, False])  # what underflows to zero keeps its sign
 
@@ -265,11 +346,11 @@ def test_tf32_equals_rounding_the_bits_of_float32():
 
 
 def test_names_and_dtypes():
-    for name in ("fp64", "fp32", "tf32", "fp16", "bf16"):
+    for name in ("fp64", "fp32", "tf32", "fp16", "bf16", "e4m3", "e5m2"):
         assert format_named(name).name == name
-    with pytest.raises(ValueError, match=r"unknown format 'fp8'; known: fp64, fp32, tf32, fp16, bf16"):
+    with pytest.raises(ValueError, match=r"unknown format 'fp8'; known: fp64, fp32, tf32, fp16, bf16, e4m3, e5m2"):
         format_named("fp8")
-    for fmt in (FP64, FP32, FP16, BF16):
+    for fmt in (FP64, FP32, FP16, BF16, E4M3, E5M2):
         assert format_of(np.zeros(2, dtype=fmt.dtype)) is fmt
     with pytest.raises(ValueError, match="int32"):
         format_of(np.zeros(2, dtype=np.int32))
