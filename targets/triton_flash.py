@@ -81,7 +81,7 @@ def attention(
         if any(t is not None and t.requires_grad for t in (attn_mask, alibi_slopes)):
             raise NotImplementedError("gradients of attn_mask and of alibi_slopes")
         if any(t is not None and t.requires_grad for t in (q, k, v, sinks)):
-            out, lse = _Attention.apply(q, k, v, sinks, options)
+            out, lse = _Attention.apply(q, k, v, sinks, options)  # type: ignore[no-untyped-call]
             return (out, lse) if return_lse else out
     out, lse = forward(q, k, v, options, return_lse=return_lse)
     return (out, lse) if return_lse else out

@@ -149,7 +149,7 @@ def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, *, return_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [B, Hq, Sq, Dv], LSE float32 [B, Hq, Sq], unwritten unless asked for) of valid q, k, v."""
-    batch, heads, queries, head_dim = q.shape
+    batch, heads, queries, _ = q.shape
     kv_heads, keys, value_dim = v.shape[1:]
     out = torch.empty((batch, heads, queries, value_dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
@@ -159,7 +159,7 @@ def forward(
         **strides_of("out", out, ("batch", "head", "row", "")), **strides_of("lse", lse, ("batch", "head", "")),
         "group": heads // kv_heads, "queries": queries, "keys": keys,
     }  # fmt: skip
-    if out.numel() or lse.numel() and return_lse:
+    if out.numel() or (lse.numel() and return_lse):
         run(q, k, v, out, lse, options, layout, batch=batch, heads=heads, return_lse=return_lse)
     return out, lse
 

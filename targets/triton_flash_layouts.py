@@ -6,6 +6,7 @@ bottom right.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ def _longest(name: str, starts: torch.Tensor, total: int) -> int:
     if starts.ndim != 1 or starts.numel() < 1 or starts.is_floating_point():
         raise ValueError(f"cu_seqlens_{name} must be int32 [N + 1]; got {starts.dtype} {tuple(starts.shape)}")
     places = starts.tolist()
-    lengths = [b - a for a, b in zip(places, places[1:], strict=False)]
+    lengths = [b - a for a, b in pairwise(places)]
     if places[0] != 0 or places[-1] != total or min(lengths, default=0) < 0:
         raise ValueError(f"cu_seqlens_{name} must rise from 0 to {total}; got {places}")
     return max(lengths, default=0)
