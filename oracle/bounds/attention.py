@@ -16,13 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.bounds import forward
-from oracle.bounds.contract import Constants, Contract, accumulation_error, constants, dot_error, row_sum_error
+from oracle.bounds.contract import (
+    Constants,
+    Contract,
+    accumulation_error,
+    compound,
+    constants,
+    dot_error,
+    row_sum_error,
+)
 from oracle.bounds.table import Bounded
 from oracle.case import Case
-from oracle.enclosure import Block, Enclosure
+from oracle.enclosure import Block, Enclosure, Rows
 from oracle.formats import FORMATS, Float64Array, Format, format_named, format_of
 from oracle.ops import attention_case
-from oracle.ops.attention_case import chosen, scale_float
+from oracle.ops.attention_case import chosen, query_positions, scale_float
 
 # Entries of the [r, n] arrays that are worked on at a time.
 CACHED = 2**15
@@ -51,7 +59,7 @@ def bounds(
 def numbers(case: Case, block: Block) -> Head:
     """What the bounds read of the case of one block of attention."""
     x = attention_case.head(case, block.key, block.rows)
-    bias, k, v = _offsets(case, x), x.k, x.v
+    (bias, common), k, v = _offsets(case, x, block.rows), x.k, x.v
     if x.sink is not None:
         # The sink's key: its raw score is 0, its value too.
         k, v = (np.vstack([a, np.zeros((1, a.shape[1]))]) for a in (k, v))
@@ -69,29 +77,34 @@ def numbers(case: Case, block: Block) -> Head:
         None if cap is None else float(cap),
         chosen(case, "softcap_order") == "after_mask",
         x.sink is not None,
+        common,
     )
 
 
-def _offsets(case: Case, x: attention_case.Head) -> Float64Array | None:
-    """|additive mask| + |ALiBi| [r, n], or None: what roundings of a bias follow.
+def _offsets(case: Case, x: attention_case.Head, rows: Rows) -> tuple[Float64Array | None, Float64Array | None]:
+    """(|additive mask| + |ALiBi| [r, n], how much larger a whole row of scores may be [r, 1]); None: neither.
 
-    Kernels that add slope j instead of -slope |distance| give the same O, from larger numbers: where the case does not
-    say which it is, both are covered.
+    Roundings of a bias follow the first. Kernels that add slope j instead of -slope |distance| give the same O where
+    no key comes later than the query, from scores that all differ by slope times the query's position: where the case
+    does not say which it is, both are covered.
     """
     if x.slope is None or x.reach is None:
-        return None if x.bias is None else np.abs(x.bias)
-    reach = np.abs(x.reach)
+        return None if x.bias is None else np.abs(x.bias), None
+    reach, common = np.abs(x.reach), None
     if "alibi_bias" not in case.options:
-        reach = np.maximum(reach, np.arange(reach.shape[1])[None, :])
+        at, j = query_positions(case, rows), np.arange(reach.shape[1])[None, :]
+        earlier = ~(x.visible & (j > at)).any(axis=1, keepdims=True)
+        reach = np.where(earlier, np.maximum(reach, j), reach)
+        common = abs(x.slope) * np.where(earlier, np.abs(at), 0).astype(np.float64)
     alibi = abs(x.slope) * reach
-    return np.asarray(alibi if x.bias is None else alibi + np.abs(x.bias))
+    return np.asarray(alibi if x.bias is None else alibi + np.abs(x.bias)), common
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
     """One head's numbers: q [r, D], k [n, D], v [n, Dv], the magnitudes of the last two, |bias| [r, n] or None.
 
-    With a sink the last key is its.
+    With a sink the last key is its. common [r, 1] or None: how much larger a kernel's scores may be, a whole row alike.
     """
 
     q: Float64Array
@@ -105,9 +118,11 @@ class Head:
     softcap: float | None = None
     cap_last: bool = False
     has_sink: bool = False
+    common: Float64Array | None = None
 
     def of_rows(self, rows: slice) -> Head:
-        return replace(self, q=self.q[rows], bias=None if self.bias is None else self.bias[rows])
+        bias, common = (None if a is None else a[rows] for a in (self.bias, self.common))
+        return replace(self, q=self.q[rows], bias=bias, common=common)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,16 +146,23 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
     out_format, lse_format = observed
     dims = head.q.shape[1]
     land = forward.landscape(block)
+    if head.common is not None:
+        land = replace(
+            land,
+            size=np.where(land.visible, land.size + head.common, 0.0),
+            max_size=land.max_size + head.common,
+            lse_size=land.lse_size + head.common,
+        )
     raw = (np.abs(head.q) @ head.k_magnitude.T) * (1 + 2.0**-52 * (dims + 2))
     tilted, made = [], []
     for form in forms:
         c = constants(form, head.input_format)
         eps = _score_error(head, raw, land, block, form, c)
         if head.has_sink:
-            eps[:, -1] = c.u_S * land.size[:, -1] + c.omega_S
+            eps[:, -1] = (forward.SCORE_ROUNDINGS * c.u + c.u_S) * land.size[:, -1] + c.omega_S
         rho = forward.weight_error(eps, land, form, c)
         if head.has_sink:
-            rho[:, -1:] += forward.sink_error(land, c)
+            rho = rho + forward.sink_error(land, c)
         made.append((c, eps, rho))
         tilted.append(forward.tilt(rho, land))
     out = block.part("out")
@@ -154,14 +176,17 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
         inner = inner + forward.underflow_part(t, land, found, form, c) + c.omega_v * (1 + k_p)
         apart = forward.sweeps_apart(eps, rho, land, form, c)
         out_bound = forward.out_bound(inner, out, land, form, _with_output(c, out_format), apart=apart) * grow
-        lse_bound = forward.lse_bound(t, rho, land, form, c, lse_format) * grow
+        lse_size = land.lse_size
         if "whole_lse" in block.values:
+            lse_size = block.part("lse").upper_abs()
             lse_bound = _bare_lse_bound(block, eps, form, c, lse_format) * grow
+        else:
+            lse_bound = forward.lse_bound(t, rho, land, form, c, lse_format) * grow
         broken = _rows_may_overflow(head, raw, eps, land, form, c)
         # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
         out_bound = np.where(np.isnan(out_bound) & broken, np.inf, out_bound)
         too_large = out.upper_abs() + out_bound >= out_format.overflow_threshold
-        lse_too_large = land.lse_size + lse_bound >= lse_format.overflow_threshold
+        lse_too_large = lse_size + lse_bound >= lse_format.overflow_threshold
         whole = Bounded(out_bound, broken | too_large)
         results.append(Errors(c, land, eps, rho, whole, Bounded(lse_bound, broken | lse_too_large), broken))
     return results
@@ -196,10 +221,8 @@ def _score_error(
     before = _before_cap(head, block)
     if head.cap_last:
         # The bias joins before the cap, and is rounded with what the cap is applied to.
-        return _capped(eps_with_bias(eps, bias, before[1], alpha, contract, c), head, before, land.size, contract, c)
-    stored = eps_with_bias(eps, None, before[1], alpha, contract, c)
-    after = land.size if bias is None else np.minimum(land.size + bias, head.softcap * (1 + 2.0**-50))
-    eps = _capped(stored, head, before, after, contract, c)
+        return _capped(eps_with_bias(eps, bias, before[1], alpha, contract, c), head, before, contract, c)
+    eps = _capped(eps_with_bias(eps, None, before[1], alpha, contract, c), head, before, contract, c)
     if bias is None:
         return eps
     eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias
@@ -234,28 +257,33 @@ def _before_cap(head: Head, block: Block) -> tuple[Float64Array, Float64Array]:
 
 
 def _capped(
-    eps: Float64Array,
-    head: Head,
-    before: tuple[Float64Array, Float64Array],
-    after: Float64Array,
-    contract: Contract,
-    c: Constants,
+    eps: Float64Array, head: Head, before: tuple[Float64Array, Float64Array], contract: Contract, c: Constants
 ) -> Float64Array:
-    """eps of c tanh(x / c) from that of x: |x| lies in ``before``, the result is at most ``after``.
-
-    The slope sech^2 is taken at the nearest that x and its computed value may come to 0.
-    """
+    """eps of c tanh(x / c) from that of x, where |x| lies in ``before``."""
     assert head.softcap is not None
-    cap = head.softcap
-    nearest = np.maximum(before[0] - eps, 0.0) / cap
-    slope = 1.0 / np.cosh(np.minimum(nearest, 350.0)) ** 2
+    cap, (low, high) = head.softcap, before
     if contract.score_stores:
         # The quotient is stored too.
-        eps = eps + c.u_S * (before[1] + eps) + cap * c.omega_S
-    eps = eps * slope + (c.e_tanh + 4 * c.u) * after + cap * (c.e_tanh_abs + 2 * c.w)
+        eps = eps + c.u_S * (high + eps) + cap * c.omega_S
+    moved = cap * tanh_moves(low / cap, high / cap, eps / cap)
+    after = np.minimum(cap * np.tanh(high / cap) * (1 + 2.0**-48) + moved, cap)
+    # tanh, the product with the cap (and log2 e: constants and a product), the cap itself, the sum with a bias.
+    eps = moved + compound(c.e_tanh, c.g(5)) * after + cap * (1 + c.g(5)) * (c.e_tanh_abs + 2 * c.w)
     if contract.score_stores:
         eps = eps + np.expm1(2 * np.log1p(c.u_S)) * (after + eps) + (1 + cap) * c.omega_S
     return np.asarray(eps)
+
+
+def tanh_moves(low: Float64Array, high: Float64Array, error: Float64Array) -> Float64Array:
+    """Upper bound of |tanh(x + e) - tanh x| for low <= |x| <= high, |e| <= error.
+
+    The most is tanh a - tanh(a - error) = sinh(error) / (cosh a cosh(a - error)) at the a in [low, high] nearest to
+    error / 2; written without differences of nearly equal numbers.
+    """
+    a = np.maximum(low, np.minimum(error / 2, high))
+    b = a - error - 2.0**-50 * a
+    share = -2 * np.expm1(-2 * error) / ((1 + np.exp(-2 * a)) * (1 + np.exp(-2 * np.abs(b))))
+    return np.asarray(share * np.exp(-2 * np.maximum(b, 0.0)))
 
 
 def _bare_lse_bound(block: Block, eps: Float64Array, contract: Contract, c: Constants, fmt: Format) -> Float64Array:
@@ -301,10 +329,17 @@ def _rows_may_overflow(
     if contract.accumulator is not None:
         sums_limit = min(limit, _limit(contract.accumulator))
         grown = 1 + accumulation_error(contract, c, land.keys)
-    before = grown if contract.normalised_p else grown * factor
+    weights, before = np.where(land.visible, land.p, 0.0), grown * (1.0 if contract.normalised_p else factor)
+    if head.has_sink:
+        # A sink that joins at the end leaves the sums as large as they are without it.
+        fall = np.minimum(land.scores + land.scores_rad + land.slack - forward.joined(land).top, 1.0)
+        weights = np.where(land.visible & (np.arange(land.keys) < land.keys - 1), np.exp(fall), 0.0)
+        total = weights.sum(axis=1, keepdims=True)
+        weights = weights / np.where(total > 0, total, 1.0)
+        before = grown * (1.0 if contract.normalised_p else np.exp(contract.lag) * total)
     most = float(head.v_magnitude.max(initial=0.0))
     if not np.all(before * most < sums_limit):
-        sums = (np.where(land.visible, land.p, 0.0) @ head.v_magnitude) * before
+        sums = (weights @ head.v_magnitude) * before
         broken |= ~(sums < sums_limit).all(axis=1, keepdims=True)
     if contract.row_sum not in ("unrounded", "rounded"):
         broken |= factor * (1 + row_sum_error(contract, c, land.keys)) >= _limit(contract.row_sum)

@@ -32,16 +32,20 @@ class Contract:
     operands: ``tf32`` if fp32 inputs are multiplied in tf32.
     qk_prescale: ``none``; ``compute`` or ``input`` if q, k are scaled and stored before the product.
     scores, score_stores: format of stored scores (None: compute) and how often they are rounded to it.
+    shifted: format in which S - m is stored before exp (None: compute).
     weights, weight_scale, normalised_p: format of P in P.V, factor before its cast, whether P is divided by l first.
     row_sum: ``unrounded``, ``rounded`` (sums the cast P) or the format of the running sum.
     accumulator: format of the P.V accumulator (None: compute).
     tile, splits, lag: keys a tile if every tile has a fresh accumulator; split-KV parts; lag of a lazy maximum, nats.
     exp: largest relative error of exp. tanh, tanh_abs: relative and absolute error of the soft cap's tanh.
-    output, flush: output format; whether stages flush subnormals.
+    output, output_stores, flush: output format and how often O is rounded to it (2 where it is renormalised for a sink
+    after it was stored); whether stages flush subnormals.
     lse: ``natural``, ``base2`` or ``absent``. angle, table, rotate: rope stages (None: compute).
     exponent: softmax: ``natural`` exp(x - m); ``exp2`` by one product with log2 e after or fused with the shift;
     ``scaled`` if x log2 e is rounded before the shift. from_lse: softmax, whether the result is formed from a rounded
     L.
+    delta: gradients: where D comes from, ``output`` rowsum(dO o O) or ``weights`` sum_j P dP. grad_stores, dp_stored:
+    how often dS is rounded to the input format on its way to the products with k and q, whether dP is.
     form, latent, up: mla: ``materialised`` or ``absorbed``; formats of the latent sum and of up-projected k, v or q
     (None: compute).
     """
@@ -54,6 +58,7 @@ class Contract:
     qk_prescale: str = "none"
     scores: str | None = None
     score_stores: int = 0
+    shifted: str | None = None
     weights: str | None = None
     weight_scale: float = 1.0
     normalised_p: bool = False
@@ -66,6 +71,7 @@ class Contract:
     tanh: float | None = None
     tanh_abs: float | None = None
     output: str | None = None
+    output_stores: int = 1
     flush: bool = False
     lse: str = "natural"
     angle: str | None = None
@@ -73,6 +79,9 @@ class Contract:
     rotate: str | None = None
     exponent: str = "natural"
     from_lse: bool = False
+    delta: str = "output"
+    grad_stores: int = 0
+    dp_stored: bool = False
     form: str = "materialised"
     latent: str | None = None
     up: str | None = None
@@ -87,8 +96,8 @@ class Constants:
     errors of tanh. u_X, omega_X: relative and absolute rounding of X (div:
     division, o:
     output, P: the
-    cast weights, S: stored scores, q, k, v: operands of a product). omega_in: absolute error of an entry of q or k,
-    scaled or not, next to zero. w_acc: what one step of the P.V accumulator can lose next to zero.
+    cast weights, S: stored scores, D: stored differences S - m, q, k, v: operands of a product). omega_in: absolute
+    error of an entry of q or k, scaled or not, next to zero. w_acc: what one step of the P.V accumulator can lose next to zero.
     """
 
     u: float
@@ -106,6 +115,8 @@ class Constants:
     omega_P: float
     u_S: float
     omega_S: float
+    u_D: float
+    omega_D: float
     u_q: float
     u_k: float
     u_v: float
@@ -131,7 +142,7 @@ def constants(contract: Contract, input_format: Format) -> Constants:
     u = compute.unit_roundoff
     weights = _resolve(contract.weights, input_format)
     scores = compute if contract.scores is None else _resolve(contract.scores, input_format)
-    output = _resolve(contract.output, input_format)
+    output, shifted = _resolve(contract.output, input_format), _resolve(contract.shifted, input_format)
     cast = weights.precision < compute.precision
     tf32 = contract.operands == "tf32" and input_format.precision > FORMATS["tf32"].precision
     operand = FORMATS["tf32"].unit_roundoff if tf32 else 0.0
@@ -151,8 +162,8 @@ def constants(contract: Contract, input_format: Format) -> Constants:
         e_log=4 * u,
         e_ln=2.0**2.6 * u,
         e_tanh=contract.tanh if contract.tanh is not None else 4 * u,
-        # That of (e^2x - 1) / (e^2x + 1), as kernels without a tanh compute it.
-        e_tanh_abs=contract.tanh_abs if contract.tanh_abs is not None else 4 * u,
+        # That of 1 - 2 / (e^2x + 1), as kernels without a tanh compute it: exp 2u, sum u, division 4u, argument u.
+        e_tanh_abs=contract.tanh_abs if contract.tanh_abs is not None else 8 * u,
         u_div=4 * u,
         u_o=output.unit_roundoff,
         omega_o=_omega(output, contract.flush),
@@ -160,6 +171,8 @@ def constants(contract: Contract, input_format: Format) -> Constants:
         omega_P=_cast_omega(contract, weights, cast, tf32),
         u_S=scores.unit_roundoff if contract.score_stores else 0.0,
         omega_S=_omega(scores, contract.flush) if contract.score_stores else 0.0,
+        u_D=0.0 if contract.shifted is None else shifted.unit_roundoff,
+        omega_D=0.0 if contract.shifted is None else _omega(shifted, contract.flush),
         u_q=operand + prescale * (1 + operand),
         u_k=operand + prescale * (1 + operand),
         u_v=operand,
@@ -272,6 +285,23 @@ _SOFTMAX: dict[str, tuple[Contract, ...]] = {
     )
     for preset in ("fp64", "fp32", "input")
 }
+# How the gradients of the forward presets are usually made: by a fused kernel, which takes D from the output, or by
+# automatic differentiation of separate calls, whose softmax takes it from its weights.
+_FUSED = {"flash": 1}
+_BACKWARD: dict[str, tuple[Contract, ...]] = {
+    name: tuple(
+        dict.fromkeys(
+            replace(form, delta=delta, grad_stores=_FUSED.get(name, 0), label=f"{form.label}, D from {delta}")
+            for delta in ("output", "weights")
+            for form in (forms if delta == "output" else forms[:1])
+        )
+    )
+    for name, forms in _ATTENTION.items()
+}
+_BACKWARD["sdpa_math"] = tuple(form for form in _BACKWARD["sdpa_math"] if form.delta == "weights")
+_STORES = {"delta": "weights", "grad_stores": 2, "dp_stored": True}
+_BACKWARD["flash"] += (replace(_ATTENTION["flash"][0], label="dP and dS stored", **_STORES),)  # type: ignore[arg-type]
+_BACKWARD["eager"] = (replace(_ATTENTION["eager"][0], **_STORES),)  # type: ignore[arg-type]
 # Separate calls in a 16-bit format usually sum in float32 inside the one that sums.
 _SOFTMAX["input"] = (
     *(replace(form, label=f"{form.label}, fp32 sum", row_sum="fp32") for form in _SOFTMAX["input"][:3]),
@@ -376,6 +406,8 @@ def _validate(form: Contract) -> None:
         raise UnknownContract(f"unknown qk_prescale {form.qk_prescale!r}; known: none, compute, input")
     if form.exponent not in EXPONENTS:
         raise UnknownContract(f"unknown exponent {form.exponent!r}; known: {', '.join(EXPONENTS)}")
+    if form.delta not in ("output", "weights"):
+        raise UnknownContract(f"unknown delta {form.delta!r}; known: output, weights")
     if form.form not in ("materialised", "absorbed"):
         raise UnknownContract(f"unknown form {form.form!r}; known: materialised, absorbed")
     named = (

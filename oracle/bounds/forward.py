@@ -41,7 +41,7 @@ MAX_ROUNDINGS, LSE_ROUNDINGS = 4, 3
 class Landscape:
     """Upper bounds of what one block's rows look like, from enclosures; all [r, n] or [r, 1], zero where not visible.
 
-    slack: how far the true maximum of a row may lie from the shift.
+    slack: how far the true maximum of a row may lie from the shift. sink: whether the last key is one.
     """
 
     keys: int
@@ -58,6 +58,7 @@ class Landscape:
     lse_size: Float64Array
     total_inverse: Float64Array
     log_total: Float64Array
+    sink: bool = False
 
 
 def landscape(block: Block) -> Landscape:
@@ -94,6 +95,7 @@ def landscape(block: Block) -> Landscape:
             lse_size=lse_size,
             total_inverse=1.0 / lowest,
             log_total=np.maximum(np.log(total.upper_abs()), 0.0) + slack,
+            sink="sink" in block.values,
         )
 
 
@@ -154,26 +156,54 @@ def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Cons
         return np.where(land.visible, rho, 0.0)
 
 
-def sink_error(land: Landscape, c: Constants) -> Float64Array:
-    """Added to rho of the sink [r, 1], which is the last key of ``land``.
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """How far a sink, the last key of ``land``, stands from the other keys, and what its joining them may cost.
 
-    Covers a logit s that joins the running sums, and one that joins at the end as sigmoid(L_k - s) with m_k, L_k of
-    the other keys.
+    top: maximum m_k of the other keys, an upper bound of |m_k| after it. apart: |s - m_k|. All [r, 1].
     """
+
+    top: Float64Array
+    top_size: Float64Array
+    apart: Float64Array
+
+
+def joined(land: Landscape) -> Joined:
     scores, real = land.scores[:, -1:], land.visible[:, :-1]
-    top = np.where(real, land.scores[:, :-1] + land.scores_rad[:, :-1], -np.inf).max(axis=1, keepdims=True)
+    top = np.where(real, land.scores[:, :-1], -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
     top = np.where(np.isneginf(top), scores, top)
+    return Joined(top, np.abs(top) + land.slack, np.abs(scores - top) + 2 * land.slack)
+
+
+def sink_error(land: Landscape, c: Constants) -> Float64Array:
+    """What joins rho [r, n] because a sink, the last key, may join the others late.
+
+    An error of e^(s - m_k) or of L_k, relative to the other side: it belongs to whichever side weighs less, because
+    where the larger one sets the maximum its weight is exactly 1.
+    """
+    there = joined(land)
     n, spread = land.keys, log(max(land.keys, 2))
-    apart, size = np.abs(scores - top) + 2 * land.slack, np.abs(top) + land.slack
-    roundings = SCORE_ROUNDINGS * np.abs(scores) + EXPONENT_ROUNDINGS * (2 * apart + spread + 1)
-    roundings = roundings + MAX_ROUNDINGS * size + LSE_ROUNDINGS * (size + spread)
-    return np.asarray(c.u * roundings + 2 * (2 * c.e_exp + c.e_log * log(n + 1) + c.e_ln))
+    roundings = EXPONENT_ROUNDINGS * (2 * there.apart + spread + 1)
+    roundings = roundings + MAX_ROUNDINGS * there.top_size + LSE_ROUNDINGS * (there.top_size + spread)
+    late = c.u * roundings + 2 * (-2 * log1p(-c.e_exp) + c.e_log * log(n + 1) + c.e_ln) + c.u_D * there.apart
+    heavy = land.p[:, -1:] > 0.5
+    last = np.arange(n) == n - 1
+    return np.asarray(np.where(land.visible & (last != heavy), late, 0.0))
+
+
+def sink_lse_error(land: Landscape, c: Constants) -> Float64Array:
+    """What joins dL [r, 1] with a sink: L formed from L_k and s, and s outside the running maximum, while exp can."""
+    there = joined(land)
+    outside = c.u * (EXPONENT_ROUNDINGS * there.apart + MAX_ROUNDINGS * there.top_size) - log1p(-c.e_exp)
+    outside = np.where(there.apart <= log(c.compute.max_finite) + 1, outside, 0.0)
+    return np.asarray(outside + c.u * (LSE_ROUNDINGS * land.lse_size + 3) + c.e_log + c.e_ln)
 
 
 def _exponent_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
     lift = np.where(land.visible, land.scores + land.scores_rad + eps, -np.inf) - land.shift + land.slack
     overshoot = np.maximum(np.max(lift, axis=1, keepdims=True, initial=-np.inf), 0.0)
-    return np.asarray(EXPONENT_ROUNDINGS * c.u * (land.below_max + contract.lag + eps + overshoot))
+    unit = EXPONENT_ROUNDINGS * c.u * (1 + c.u_D) + c.u_D
+    return np.asarray(unit * (land.below_max + contract.lag + eps + overshoot) + c.omega_D)
 
 
 def sweeps_apart(
@@ -332,7 +362,9 @@ def output_factor(land: Landscape, contract: Contract, c: Constants) -> float:
     if h >= 1:
         return float("inf")
     division = 0.0 if contract.normalised_p else c.u_div
-    return compound(division, c.u_o, h / (1 - h)) + land.keys * c.w
+    # O may be multiplied by 1 / (1 + e^(s - L_k)) at the end.
+    late = (c.u_div, 2 * c.u) if land.sink else ()
+    return compound(division, *[c.u_o] * contract.output_stores, h / (1 - h), *late) + land.keys * c.w
 
 
 def out_bound(
@@ -348,7 +380,8 @@ def out_bound(
     whole = output_factor(land, contract, c)
     # Not by adding a zero: a whole that is infinite would make it nan.
     factor = whole if isinstance(apart, float) else whole + apart * (1 + whole)
-    return np.asarray(inner + factor * (out.upper_abs() + inner) + c.omega_o)
+    lost = c.omega_o if contract.output_stores == 1 else contract.output_stores * c.omega_o * (1 + whole)
+    return np.asarray(inner + factor * (out.upper_abs() + inner) + lost)
 
 
 def lse_bound(
@@ -372,6 +405,8 @@ def lse_bound(
             bound = bound + np.where(lost < 0.5, -np.log1p(-np.minimum(lost, 0.5)), np.inf)
         if contract.splits > 1:
             bound = bound + (contract.splits + 1) * c.u + LSE_ROUNDINGS * c.u * land.lse_size
+        if land.sink:
+            bound = bound + sink_lse_error(land, c)
         bound = bound * (1 + 8 * c.u)
         if fmt.precision < c.compute.precision:
             bound = bound + fmt.unit_roundoff * (land.lse_size + bound) + fmt.omega

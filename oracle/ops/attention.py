@@ -106,7 +106,8 @@ def scores_of(ar: Arithmetic, q: Value, k: Value, scoring: Scoring) -> tuple[Val
 
 def capped(ar: Arithmetic, scores: Value, cap: Value) -> Value:
     """c tanh(S / c)."""
-    return ar.round(ar.mul(ar.round(ar.tanh(ar.div(scores, cap)), "scores"), cap), "scores")
+    share = ar.round(ar.tanh(ar.round(ar.div(scores, cap), "scores")), "scores")
+    return ar.round(ar.mul(share, cap), "scores")
 
 
 def attend(
@@ -121,17 +122,24 @@ def attend(
 ) -> Attended:
     """softmax(scores) v and the log-sum-exp, rows over visible keys and the sink."""
     shift = _with_sink(ar, ar.row_max(scores, visible), visible, sink)
-    weights = ar.where(visible, ar.exp(ar.where(visible, ar.sub(scores, shift))))
+    weights = ar.where(visible, ar.exp(ar.where(visible, ar.round(ar.sub(scores, shift), "shifted"))))
     cast = ar.round(weights, "weights")
     total = ar.row_sum(ar.round(weights, "row_sum_terms"), "row_sum")
     if sink is not None:
-        total = ar.add(total, ar.exp(ar.sub(sink, shift)))
+        total = ar.add(total, ar.exp(ar.round(ar.sub(sink, shift), "shifted")))
     if normalise_first:
         out = ar.matmul(ar.round(ar.div(weights, total), "weights"), v, "accumulator")
     else:
         out = ar.div(ar.matmul(cast, v, "accumulator"), total)
     lse = ar.add(shift, ar.log(total))
     return Attended(scores, shift, weights, total, ar.round(out, output_stage), ar.round(lse, "lse"))
+
+
+def log_sum(ar: Arithmetic, scores: Value, visible: Visible) -> Value:
+    """ln sum exp S over visible keys alone [Sq, 1], about their own maximum: L without a sink."""
+    shift = ar.row_max(scores, visible)
+    weights = ar.where(visible, ar.exp(ar.where(visible, ar.sub(scores, shift))))
+    return ar.add(shift, ar.log(ar.row_sum(weights, "row_sum")))
 
 
 def _with_sink(ar: Arithmetic, shift: Value, visible: Visible, sink: Value | None) -> Value:

@@ -86,23 +86,34 @@ def check_options(options: Any, *, batch: int, heads: int) -> None:
             raise ValueError(f"unknown {name} {options[name]!r}; known: {', '.join(known)}")
     window = options.get("window_size")
     if window is not None:
-        whole = isinstance(window, tuple | list) and all(isinstance(w, int | np.integer) for w in window)
+        whole = isinstance(window, tuple | list) and all(_is_number(w, int, np.integer) for w in window)
         if not whole or len(window) != 2:
             raise ValueError(f"window_size must be two integers (left, right), got {window!r}")
         if min(window) < -1:
             raise ValueError(f"window_size {tuple(window)} is negative; -1 means unbounded")
-    softcap = options.get("softcap")
-    if softcap is not None and not (np.isfinite(softcap) and softcap > 0):
+    softcap, scale = options.get("softcap"), options.get("scale")
+    if softcap is not None and not (_is_number(softcap) and np.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap must be a positive number, got {softcap!r}")
-    scale = options.get("scale")
-    if scale is not None and not np.isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale!r}")
-    sinks = options.get("sinks")
-    if sinks is not None and sinks.shape != (heads,):
-        raise ValueError(f"sinks must be [Hq] = [{heads}], got shape {list(sinks.shape)}")
-    slopes = options.get("alibi_slopes")
-    if slopes is not None and slopes.shape not in ((heads,), (batch, heads)):
-        raise ValueError(f"alibi_slopes must be [{heads}] or [{batch}, {heads}], got shape {list(slopes.shape)}")
+    if scale is not None and not (_is_number(scale) and np.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    sinks, slopes = options.get("sinks"), options.get("alibi_slopes")
+    if sinks is not None and _shape(sinks) != (heads,):
+        raise ValueError(f"sinks must be an array [Hq] = [{heads}], got {_described(sinks)}")
+    if slopes is not None and _shape(slopes) not in ((heads,), (batch, heads)):
+        raise ValueError(f"alibi_slopes must be an array [{heads}] or [{batch}, {heads}], got {_described(slopes)}")
+
+
+def _is_number(x: Any, *kinds: type) -> bool:
+    # True and False are integers to Python, and an error here.
+    return isinstance(x, kinds or (int, float, np.integer, np.floating)) and not isinstance(x, bool)
+
+
+def _shape(x: Any) -> tuple[int, ...] | None:
+    return x.shape if isinstance(x, np.ndarray) else None
+
+
+def _described(x: Any) -> str:
+    return f"shape {list(x.shape)}" if isinstance(x, np.ndarray) else repr(x)
 
 
 def chosen(case: Case, name: str) -> str:
@@ -259,13 +270,20 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
         visible=x.visible,
         sink=sink_value(ar, x),
     )
+    return block_of(ar, case, key, rows, x, done)
+
+
+def block_of(
+    ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, x: Head, done: attention.Attended
+) -> Block:
+    """One head's results as a block."""
     values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
     if done.uncapped is not None:
         values["uncapped"] = done.uncapped
     if x.sink is not None:
         values["sink"] = ar.const(np.full((len(rows), 1), x.sink))
         if chosen(case, "lse_sink") == "excluded":
-            values["lse"] = ar.add(done.shift, ar.log(ar.row_sum(done.weights, "row_sum")))
+            values["lse"] = attention.log_sum(ar, done.scores, x.visible)
             values["whole_lse"] = done.lse
     return Block(key, rows, ar, values, np.asarray(~x.visible.any(axis=1)), x.undefined, x.visible)
 
@@ -294,6 +312,8 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     result = {"weights": named(contract.weights), "output": named(contract.output)}
     if contract.score_stores:
         result["raw_scores"] = result["scores"] = named(contract.scores)
+    if contract.shifted is not None:
+        result["shifted"] = named(contract.shifted)
     if contract.row_sum == "rounded":
         result["row_sum_terms"] = result["weights"]
     elif contract.row_sum != "unrounded":
@@ -310,20 +330,21 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
     ar = RoundedArithmetic(compute, stages(contract, fmt))
     x = head(case, key, rows)
     with ar.working():
-        values = [ar.const(a) for a in (x.q, x.k, x.v)]
-        more: dict[str, Any] = {
-            "scoring": scoring(ar, case, x),
-            "visible": x.visible,
-            "sink": sink_value(ar, x),
-        }
-        if contract.splits > 1:
-            out, lse = attention.attention_split(ar, *values, splits=contract.splits, **more)
-        elif contract.tile is not None and not contract.normalised_p:
-            out, lse = attention.attention_tiled(ar, *values, tile=contract.tile, **more)
-        else:
-            done = attention.attention(ar, *values, normalise_first=contract.normalised_p, **more)
-            out, lse = done.out, done.lse
+        out, lse = _modelled(ar, case, x, contract, sink_value(ar, x))
+        if x.sink is not None and chosen(case, "lse_sink") == "excluded":
+            _, lse = _modelled(ar, case, x, contract, None)
         return {"out": ar.to_enclosure(out)[0], "lse": ar.to_enclosure(lse)[0]}
+
+
+def _modelled(ar: Arithmetic, case: Case, x: Head, contract: Contract, sink: Value | None) -> tuple[Value, Value]:
+    values = [ar.const(a) for a in (x.q, x.k, x.v)]
+    more: dict[str, Any] = {"scoring": scoring(ar, case, x), "visible": x.visible, "sink": sink}
+    if contract.splits > 1:
+        return attention.attention_split(ar, *values, splits=contract.splits, **more)
+    if contract.tile is not None and not contract.normalised_p:
+        return attention.attention_tiled(ar, *values, tile=contract.tile, **more)
+    done = attention.attention(ar, *values, normalise_first=contract.normalised_p, **more)
+    return done.out, done.lse
 
 
 def blocks(case: Case) -> list[tuple[int, ...]]:
