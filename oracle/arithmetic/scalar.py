@@ -35,6 +35,7 @@ class Scalars:
     sqrt: Callable[[Any], Any]
     cos: Callable[[Any], Any]
     sin: Callable[[Any], Any]
+    pi: Callable[[], Any]
     midpoint: Callable[[Any], Any]
     split: Callable[[Any], tuple[float, float, float]]
     product: Callable[[Objects, Objects], Objects]
@@ -114,6 +115,7 @@ class ScalarArithmetic:
 
     def maximum(self, a: Objects, b: Objects) -> Objects:
         midpoint = self.scalars.midpoint
+        a, b = np.broadcast_arrays(a, b)
         return objects((max(midpoint(x), midpoint(y)) for x, y in zip(a.flat, b.flat, strict=True)), a.shape)
 
     def row_sum(self, a: Objects, stage: str) -> Objects:
@@ -137,6 +139,9 @@ class ScalarArithmetic:
         log_base = self.scalars.log(self.scalars.number(float(base)))
         exponents = (log_base * self.scalars.fraction(int(n), denominator) for n in numerators)
         return objects((self.scalars.exp(x) for x in exponents), (1, len(numerators)))
+
+    def pi(self) -> Objects:
+        return objects((self.scalars.pi(),), (1, 1))
 
     def columns(self, a: Objects, start: int, stop: int, step: int = 1) -> Objects:
         return a[:, start:stop:step]

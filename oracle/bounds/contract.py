@@ -329,11 +329,13 @@ _MLA = {
 }
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention": _ATTENTION,
+    "attention_backward": _BACKWARD,
     "mla": _MLA,
     "softmax": _SOFTMAX,
     "log_softmax": _SOFTMAX,
     "logsumexp": _SOFTMAX,
     "rope": _ROPE,
+    "rope_backward": _ROPE,
     "rope_apply": _ROPE,
 }
 _LADDERS = {
@@ -349,7 +351,14 @@ _LADDERS = {
         "16": ("fp64_angle", "fp32_angle", "input_table", "input_all"),
     },
 }
-_FAMILY = {"mla": "attention", "log_softmax": "softmax", "logsumexp": "softmax", "rope_apply": "rope"}
+_FAMILY = {
+    "mla": "attention",
+    "attention_backward": "attention",
+    "log_softmax": "softmax",
+    "logsumexp": "softmax",
+    "rope_apply": "rope",
+    "rope_backward": "rope",
+}
 
 
 def default_preset(op: str, input_format: str) -> str:

@@ -32,12 +32,14 @@ Bounds = Callable[[Case, Block, Sequence[Contract], Mapping[str, Format]], list[
 
 def bounds_of(op: str) -> Bounds:
     """The bound function of ``op``; KeyError for an op without one (the coverage test names it)."""
-    from oracle.bounds import attention, mla, rope, softmax
+    from oracle.bounds import attention, attention_backward, mla, rope, softmax
 
     return {
         "attention": attention.bounds,
+        "attention_backward": attention_backward.bounds,
         "mla": mla.bounds,
         "rope": rope.bounds,
+        "rope_backward": rope.bounds,
         "rope_apply": rope.bounds,
         "softmax": softmax.bounds,
         "log_softmax": softmax.bounds,

@@ -8,8 +8,8 @@ With P = exp(S - L) and a cotangent dO of the output O = P v:
 
 D_i is also dO_i . O_i, which is how flash kernels compute it. Every row of dS, with the sink's entry, sums to 0.
 
-Shapes, one head: as in `oracle.ops.attention`; dO [Sq, Dv], P, dP, dS, dX [Sq, Sk], D [Sq, 1]. A row without visible keys
-has P = 0 and gives nothing to any gradient.
+Shapes, one head: as in `oracle.ops.attention`; dO [Sq, Dv], P, dP, dS, dX [Sq, Sk], D [Sq, 1]. A row without visible
+keys has P = 0 and gives nothing to any gradient.
 
 Why the enclosures are rigorous: compositions of inclusion-preserving operations on the enclosures of S and L, as in the
 forward pass.
@@ -28,15 +28,20 @@ from oracle.ops.attention import Attended, Scoring, Visible
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """What one head's gradients are made of: P, dP, dS and dX [r, n], D and the sink's weight [r, 1]."""
+    """What one head's gradients are made of: P, dP, dP - D, dS and dX [r, n], D and the sink's weight [r, 1].
+
+    slope: 1 - (S' / c)^2 where there is a soft cap.
+    """
 
     forward: Attended
     p: Value
     dp: Value
     delta: Value
+    centred: Value
     ds: Value
     dx: Value
     sink_weight: Value | None
+    slope: Value | None
 
 
 def inner(
@@ -57,15 +62,17 @@ def inner(
     p = ar.where(visible, ar.div(done.weights, total))
     dp = ar.matmul(do, ar.transpose(v), "dp_accumulator")
     delta = ar.row_sum(ar.mul(p, dp), "delta")
-    ds = ar.where(visible, ar.mul(p, ar.sub(dp, delta)))
-    dx = ds
+    centred = ar.sub(dp, delta)
+    ds = ar.where(visible, ar.mul(p, centred))
+    dx, slope = ds, None
     if scoring.softcap is not None and done.uncapped is not None:
         t = ar.tanh(ar.div(done.uncapped, scoring.softcap))
-        dx = ar.where(visible, ar.mul(ds, ar.sub(ar.rational(1, 1), ar.mul(t, t))))
+        slope = ar.sub(ar.rational(1, 1), ar.mul(t, t))
+        dx = ar.where(visible, ar.mul(ds, slope))
     weight = None
     if sink is not None:
         weight = ar.where(some, ar.div(ar.exp(ar.where(some, ar.sub(sink, done.shift))), total))
-    return Inner(done, p, dp, delta, ds, dx, weight)
+    return Inner(done, p, dp, delta, centred, ds, dx, weight, slope)
 
 
 def dq(ar: Arithmetic, x: Inner, k: Value, scale: Value) -> Value:

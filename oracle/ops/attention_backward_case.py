@@ -144,9 +144,7 @@ def heads_of(case: Case, key: tuple[int, ...]) -> Iterator[tuple[int, int]]:
             size = group(case)
             yield from ((key[1], h) for h in range(key[2] * size, (key[2] + 1) * size))
         case 2:
-            yield from (
-                (b, h) for b in range(batch) for h in range(heads) if _is_part(case, key[1:], (b, h))
-            )
+            yield from ((b, h) for b in range(batch) for h in range(heads) if _is_part(case, key[1:], (b, h)))
         case _:
             yield from ((b, h) for b in range(batch) for h in range(heads))
 

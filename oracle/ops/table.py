@@ -48,9 +48,15 @@ class UnknownOp(ValueError):
 
 def ops() -> dict[str, Op]:
     """All ops by name."""
-    from oracle.ops import attention_case, mla_case, rope_case, softmax_case
+    from oracle.ops import attention_backward_case, attention_case, mla_case, rope_case, softmax_case
 
-    rows = (*softmax_case.OPS, *rope_case.OPS, *attention_case.OPS, *mla_case.OPS)
+    rows = (
+        *softmax_case.OPS,
+        *rope_case.OPS,
+        *attention_case.OPS,
+        *attention_backward_case.OPS,
+        *mla_case.OPS,
+    )
     return {op.name: op for op in rows}
 
 
