@@ -259,7 +259,7 @@ def _product(
 def _times(a: Float64Array, b: Float64Array) -> Float64Array:
     """a @ b for non-negative numbers of which some may be infinite (an infinite error of a zero promises nothing)."""
     product = a @ b
-    return np.asarray(np.where(np.isnan(product), np.inf, product) * (1 + 2.0**-52 * (a.shape[1] + 2))
+    return np.asarray(np.where(np.isnan(product), np.inf, product) * (1 + 2.0**-52 * (a.shape[1] + 2)))
 
 
 def _shared(parts: Parts, form: Contract, pick: str, rows: Rows) -> Float64Array:
