@@ -28,6 +28,8 @@ def rerun_command(bench: Bench, property_id: str, seed: int, stem: str | None) -
         property_id,
         *target.session.words,
     ]
+    if target.forward is not None and "--op" not in words:
+        words += ["--op", target.op]
     if bench.device != "cpu":
         words += ["--device", bench.device]
     words += ["--case", stem] if stem else ["--profile", bench.profile.name, "--seed", str(seed), "--out", REPLAY]

@@ -25,6 +25,7 @@ from properties.search import examine, hunt
 from properties.verdict import BAD, Verdict
 from properties.waivers import waive
 from targets.base import BadTarget, Session, Target
+from targets.gradient import with_gradients
 from targets.probes import probe, returns_lse_unasked
 from targets.registry import BUILTINS, Unavailable, UnknownTarget, load_builtin, resolve_all
 
@@ -91,7 +92,7 @@ def chosen_targets(config: pytest.Config) -> list[Target]:
                 found.append(load_builtin(builtin))
             except Unavailable:
                 continue
-        return [t for t in found if device in t.devices and op in (None, t.op)]
+        return [t for t in with_gradients(found, op=op) if device in t.devices]
     except (UnknownTarget, BadTarget, Unavailable) as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -213,7 +214,8 @@ def _bench(config: pytest.Config, examination: Examination, journal: Journal) ->
     serial = journal.begin(about | {"title": "tiny calls that find conventions", "description": "tiny inputs"})
     if returns_lse_unasked(target, dtype, device=device):
         target = replace(target, parameters={**target.parameters, "return_lse": None})
-    conventions = {**probe(target, dtype, device=device), **stated}
+    asked = target if target.forward is None else replace(target.forward, session=session)
+    conventions = {**probe(asked, dtype, device=device), **stated}
     journal.complete(serial, None)
     made = bench_for(target, dtype, device=device, contract=contract, conventions=conventions, profile=profile)
     return replace(made, seconds=seconds)

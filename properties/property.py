@@ -60,8 +60,10 @@ class Property:
 
 _TABLES = {
     "attention": ("properties.attention", "PROPERTIES"),
+    "attention_backward": ("properties.attention_backward", "PROPERTIES"),
     "mla": ("properties.mla", "PROPERTIES"),
     "rope": ("properties.rope", "PROPERTIES"),
+    "rope_backward": ("properties.rope", "BACKWARD_PROPERTIES"),
     "rope_apply": ("properties.rope", "APPLY_PROPERTIES"),
     "softmax": ("properties.softmax", "PROPERTIES"),
     "log_softmax": ("properties.softmax", "PROPERTIES"),

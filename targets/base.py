@@ -53,7 +53,7 @@ class Target:
     parameters: canonical name -> the function's own keyword, in its order (None: an input goes by position, the LSE
     comes unasked). required: canonical names without a default. origin: ``own``, ``third_party`` or ``user``.
     contract: None (the default preset), a preset name or a dict of fields. stated: the metadata keys that the
-    function has.
+    function has. forward: the target of which this is the gradient by automatic differentiation.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Target:
     interpreted: bool = False
     stated: frozenset[str] = frozenset()
     session: Session = field(default_factory=Session, compare=False)
+    forward: Target | None = None
 
     def lacks(self, case: Case) -> tuple[str, ...]:
         """Options set in the case that this target has no parameter for."""
@@ -223,7 +224,11 @@ def run(
     if broken is not None:
         return Observed(outputs, ("overrun", f"memory next to input {broken} was written"), elapsed)
     # A rotation by angle zero may hand its input back.
-    shared = None if target.op in ("rope", "rope_apply") else bridge.shares_memory(result, list(inputs.values()))
+    shared = (
+        None
+        if target.op in ("rope", "rope_backward", "rope_apply")
+        else bridge.shares_memory(result, list(inputs.values()))
+    )
     if shared is not None:
         return Observed(outputs, ("aliased", f"an output shares memory with input {names[shared]}"), elapsed)
     return Observed(outputs, None, elapsed)
@@ -257,10 +262,10 @@ def _arguments(target: Target, case: Case) -> dict[str, Any]:
 
 def _required_default(op: str, name: str, case: Case) -> Any:
     if name == "scale":
-        width = sum(case.arrays[n].shape[-1] for n in (("q",) if op == "attention" else ("q_nope", "q_pe")))
+        width = sum(case.arrays[n].shape[-1] for n in (("q_nope", "q_pe") if op.startswith("mla") else ("q",)))
         return 1.0 / float(np.sqrt(width))
     if name == "rotary_dim":
-        return case.arrays["x"].shape[-1]
+        return case.arrays[INPUTS[op][0]].shape[-1]
     return {"base": 10000.0, "layout": "half"}.get(name)
 
 

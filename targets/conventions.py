@@ -17,15 +17,18 @@ _SCORES = {
     "empty_row_lse": ("-inf", "+inf", "finite"),
     "masked_nan": ("blocked", "leaks"),
 }
+_ATTENTION = {
+    **_SCORES,
+    **CHOICES,
+    "grouped_heads": ("accepted", "refused"),
+    "unequal_value_dim": ("accepted", "refused"),
+}
 CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "attention": {
-        **_SCORES,
-        **CHOICES,
-        "grouped_heads": ("accepted", "refused"),
-        "unequal_value_dim": ("accepted", "refused"),
-    },
+    "attention": _ATTENTION,
+    "attention_backward": _ATTENTION,
     "mla": _SCORES,
     "rope": {"layout": ("half", "interleaved")},
+    "rope_backward": {"layout": ("half", "interleaved")},
     "rope_apply": {"layout": ("half", "interleaved")},
     "softmax": {"empty_row": ("zero", "nan", "mean")},
     "log_softmax": {"empty_row": ("zero", "nan", "mean")},

@@ -18,6 +18,7 @@ from oracle.case import Case
 from oracle.enclosure import enclose
 from oracle.formats import FORMATS
 from targets.base import Observed, Target, run
+from targets.option_probes import OPTION_PROBES, alignment, empty_by_window
 from targets.signature import OUTPUTS
 
 # A kernel that knows few head dimensions knows one of these.
@@ -47,6 +48,11 @@ def tiny_case(
                 "k": (1, kv_heads, keys, width),
                 "v": (1, kv_heads, keys, value_dims or width),
             }
+        case "attention_backward":
+            asked: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "queries": queries, "keys": keys}
+            forward = tiny_case("attention", dtype, width=width, value_dims=value_dims, **asked, **options)
+            do = fmt.store(rng.standard_normal((1, heads, queries, value_dims or width)))
+            return Case(op, {**forward.arrays, "do": do}, options)
         case "mla":
             shapes = {
                 "q_nope": (1, heads, queries, width),
@@ -56,6 +62,8 @@ def tiny_case(
                 "w_uk": (heads, width, 2 * width),
                 "w_uv": (heads, width, 2 * width),
             }
+        case "rope_backward":
+            shapes = {"dy": (1, heads, queries, width)}
         case "rope" | "rope_apply":
             shapes = {"x": (1, heads, queries, width)}
         case _:
@@ -65,7 +73,7 @@ def tiny_case(
         n: fmt.store(a / np.sqrt(2 * width) if n in ("w_uk", "w_uv") else a) for n, a in numbers.items()
     }
     positions = 3 + 8 * np.arange(queries, dtype=np.int64)
-    if op == "rope":
+    if op in ("rope", "rope_backward"):
         arrays["positions"] = positions
     if op == "rope_apply":
         angle = positions[:, None] * 0.7 ** np.arange(width // 2)
@@ -103,7 +111,7 @@ def asked_of(target: Target, dtype: str, *, device: str = "cpu") -> tuple[Asked,
 
 def returns_lse_unasked(target: Target, dtype: str, *, device: str = "cpu") -> bool:
     """Whether the target has no ``return_lse`` and yet returns, after the output, something of the LSE's shape."""
-    if target.op not in OUTPUTS or "return_lse" in target.parameters:
+    if "lse" not in OUTPUTS.get(target.op, ()) or "return_lse" in target.parameters:
         return False
     return "lse" in asked_of(target, dtype, device=device)[1].outputs
 
@@ -137,24 +145,29 @@ def _float(array: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _exact(case: Case, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    return np.stack([b.part("out").hi for b in enclose(case)]).reshape(shape)
+    name = _first_output(case)
+    return np.stack([b.part(name).hi for b in enclose(case) if b.holds(name)]).reshape(shape)
+
+
+def _first_output(case: Case) -> str:
+    return OUTPUTS.get(case.op, ("out",))[0]
 
 
 def _follows(seen: Observed, case: Case) -> bool:
     """Whether the output is the exact result of ``case``, as far as so short a look can tell."""
     if seen.fault is not None:
         return False
-    out = _float(seen.outputs["out"])
+    out = _float(seen.outputs[_first_output(case)])
     return bool(out.size and np.allclose(out, _exact(case, out.shape), atol=_CLOSE, rtol=_CLOSE))
 
 
 def _alignment(asked: Asked) -> str | None:
     if not asked.has("is_causal"):
-        return None
-    for alignment in ("top_left", "bottom_right"):
-        case, seen = asked.call(is_causal=True, causal_alignment=alignment)
+        return alignment(asked)
+    for aligned in ("top_left", "bottom_right"):
+        case, seen = asked.call(is_causal=True, causal_alignment=aligned)
         if _follows(seen, case):
-            return alignment
+            return aligned
     return None
 
 
@@ -188,11 +201,12 @@ def _without_keys(asked: Asked) -> tuple[Case, Observed, int] | None:
         if seen.fault is None:
             return case, seen, 1
     # Two queries, one key: the first row is empty where the alignment is bottom_right.
-    if _alignment(asked) == "bottom_right":
+    aligned = _alignment(asked)
+    if asked.has("is_causal") and aligned == "bottom_right":
         case, seen = asked.call(keys=1, is_causal=True, causal_alignment="bottom_right")
         if seen.fault is None:
             return case, seen, 0
-    return None
+    return empty_by_window(asked, aligned)
 
 
 def _empty_row(asked: Asked) -> str | None:
@@ -269,12 +283,19 @@ _SCORES: Mapping[str, Callable[[Asked], str | None]] = {
 PROBES: Mapping[str, Mapping[str, Callable[[Asked], str | None]]] = {
     "attention": {
         **_SCORES,
+        **OPTION_PROBES,
         "masked_nan": _masked_nan,
+        "grouped_heads": _grouped_heads,
+        "unequal_value_dim": _unequal_value_dim,
+    },
+    "attention_backward": {
+        "causal_alignment": _alignment,
         "grouped_heads": _grouped_heads,
         "unequal_value_dim": _unequal_value_dim,
     },
     "mla": _SCORES,
     "rope": {"layout": _layout},
+    "rope_backward": {"layout": _layout},
     "rope_apply": {"layout": _layout},
     "softmax": {"empty_row": _empty_row},
     "logsumexp": {"lse_base": _lse_base, "empty_row_lse": _empty_row_lse},

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from targets.base import BadTarget, Target, one_line, target_from
+from targets.gradient import BACKWARD, with_gradients
 
 ENTRY_POINTS = "attn_oracle.targets"
 
@@ -55,6 +56,9 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("seed_rope_numpy", "targets.seed_rope_numpy:rope", requires=()),
     Builtin("seed_rope_torch", "targets.seed_rope_torch:rope"),
     Builtin("triton_rope", "targets.triton_rope:rope", requires=("torch", "triton")),
+    Builtin("triton_rope_backward", "targets.triton_rope:rope_backward", requires=("torch", "triton")),
+    Builtin("seed_rope_numpy_backward", "targets.seed_rope_numpy:rope_backward", requires=()),
+    Builtin("seed_rope_torch_backward", "targets.seed_rope_torch:rope_backward"),
     Builtin("mla_materialised", "targets.mla_torch:mla_materialised"),
     Builtin("mla_absorbed", "targets.mla_torch:mla_absorbed"),
 )
@@ -83,12 +87,26 @@ def resolve(spec: str, *, op: str | None = None) -> Target:
 
 
 def resolve_all(specs: Sequence[str], *, op: str | None = None) -> list[Target]:
-    """The targets named by ``specs``, each once; those that bear the same name are called by module and name."""
-    found = [resolve(spec, op=op) for spec in dict.fromkeys(specs)]
+    """The targets named by ``specs``, each once, and their gradients; those of one name are called by module too."""
+    found = with_gradients([_resolved(spec, op) for spec in dict.fromkeys(specs)], op=op)
     for rename in (_by_module, lambda target: target.spec):
         shared = Counter(t.name for t in found)
         found = [replace(t, name=rename(t)) if shared[t.name] > 1 else t for t in found]
     return found
+
+
+def _resolved(spec: str, op: str | None) -> Target:
+    """`resolve`, where a function that does not take a backward op's arguments may still be one of its forward op."""
+    forward = next((name for name, backward in BACKWARD.items() if backward == op), None)
+    if forward is None:
+        return resolve(spec, op=op)
+    try:
+        return resolve(spec, op=op)
+    except BadTarget as first:
+        try:
+            return resolve(spec, op=forward)
+        except BadTarget:
+            raise first from None
 
 
 def _by_module(target: Target) -> str:

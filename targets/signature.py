@@ -23,27 +23,37 @@ ALIASES: dict[str, tuple[str, ...]] = {
 # Parameters that identify each op, most specific first.
 SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
     ("mla", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"})),
+    ("attention_backward", frozenset({"q", "k", "v", "do"})),
     ("attention", frozenset({"q", "k", "v"})),
     ("rope_apply", frozenset({"x", "cos", "sin"})),
     ("rope", frozenset({"x", "positions"})),
+    ("rope_backward", frozenset({"dy", "positions"})),
 )
 UNARY = ("softmax", "log_softmax", "logsumexp")
 INPUTS: dict[str, tuple[str, ...]] = {
     "attention": ("q", "k", "v"),
+    "attention_backward": ("q", "k", "v", "do"),
     "mla": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"),
     "rope": ("x", "positions"),
+    "rope_backward": ("dy", "positions"),
     "rope_apply": ("x", "cos", "sin"),
     "softmax": ("x",),
     "log_softmax": ("x",),
     "logsumexp": ("x",),
 }
-OUTPUTS: dict[str, tuple[str, ...]] = {"attention": ("out", "lse"), "mla": ("out", "lse")}
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "attention": ("out", "lse"),
+    "attention_backward": ("dq", "dk", "dv", "dbias", "dsinks"),
+    "mla": ("out", "lse"),
+    "rope_backward": ("dx",),
+}
+_ATTENTION = frozenset({"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks"})
 OPTIONS: dict[str, frozenset[str]] = {
-    "attention": frozenset(
-        {"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks", "return_lse"}
-    ),
+    "attention": _ATTENTION | {"return_lse"},
+    "attention_backward": _ATTENTION,
     "mla": frozenset({"scale", "is_causal", "return_lse"}),
-    "rope": frozenset({"base", "layout", "rotary_dim"}),
+    "rope": frozenset({"base", "layout", "rotary_dim", "scaling"}),
+    "rope_backward": frozenset({"base", "layout", "rotary_dim", "scaling"}),
     "rope_apply": frozenset({"layout"}),
     "softmax": frozenset(),
     "log_softmax": frozenset(),
