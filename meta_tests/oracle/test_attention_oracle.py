@@ -3,7 +3,7 @@ values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import flint
@@ -12,116 +12,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from meta_tests.oracle.attention_witness import DIGITS, case_of, entries, witness
 from oracle.arithmetic import ball as balls
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import Ball, BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.case import Case
-from oracle.enclosure import PRECISIONS, Block, enclose, refine
-from oracle.formats import FORMATS, Float64Array
+from oracle.enclosure import PRECISIONS, enclose, refine
+from oracle.formats import Float64Array
 from oracle.ops import attention, attention_case
 from oracle.ops.attention import Scoring
 
-DIGITS = 90
-Row = dict[str, Any]
-
-
-# ---- the second witness: loops written from the definition, no shift, no matrices
-
-
-def witness(case: Case) -> dict[tuple[int, int, int], Row]:
-    """(b, h, i) -> S by visible key, L and O of that row in mpmath; an empty row has neither L nor O.
-
-    exp(S) is summed as it is: mpmath's exponents have no limit, so no maximum is needed. ``reach`` is the size of
-    what was added up, so that 10^-DIGITS times it is how far rounding can have moved S and L.
-    """
-    q, k, v = (case.arrays[name].astype(np.float64) for name in ("q", "k", "v"))
-    batch, heads, rows, dim = q.shape
-    keys = k.shape[2]
-    mask = case.options.get("attn_mask")
-    result = {}
-    with mpmath.workdps(DIGITS):
-        given = case.options.get("scale")
-        alpha = 1 / mpmath.sqrt(dim) if given is None else mpmath.mpf(float(given))
-        for b in range(batch):
-            for h in range(heads):
-                shared = h // (heads // k.shape[1])
-                for i in range(rows):
-                    scores = {}
-                    reach = mpmath.mpf(1)
-                    for j in range(keys):
-                        bias = mpmath.mpf(0)
-                        if mask is not None:
-                            held = np.broadcast_to(mask, (batch, heads, rows, keys))[b, h, i, j]
-                            if (mask.dtype == np.bool_ and not held) or (mask.dtype != np.bool_ and held == -np.inf):
-                                continue
-                            bias = mpmath.mpf(0 if mask.dtype == np.bool_ else float(held))
-                        last = i + keys - rows if case.options.get("causal_alignment") == "bottom_right" else i
-                        if case.options.get("is_causal") and j > last:
-                            continue
-                        dot, size = mpmath.mpf(0), abs(bias)
-                        for c in range(dim):
-                            term = mpmath.mpf(float(q[b, h, i, c])) * mpmath.mpf(float(k[b, shared, j, c]))
-                            dot, size = dot + term, size + abs(alpha * term)
-                        reach = max(reach, size)
-                        scores[j] = alpha * dot + bias
-                    row: Row = {"scores": scores, "reach": reach}
-                    if scores:
-                        powers = {j: mpmath.exp(s) for j, s in scores.items()}
-                        total = mpmath.fsum(powers.values())
-                        row["lse"] = mpmath.log(total)
-                        row["out"] = [
-                            mpmath.fsum(p * mpmath.mpf(float(v[b, shared, j, c])) for j, p in powers.items()) / total
-                            for c in range(v.shape[-1])
-                        ]
-                    result[b, h, i] = row
-    return result
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One exact number of one head: part, row and column in the block, value, and by how much the witness may be
-    off."""
-
-    part: str
-    row: int
-    column: int
-    value: Any
-    doubt: Any
-
-    def held_by(self, block: Block) -> bool:
-        part = block.part(self.part)
-        with mpmath.workdps(DIGITS):
-            here = self.row, self.column
-            mid = mpmath.mpf(float(part.hi[here])) + mpmath.mpf(float(part.lo[here]))
-            return bool(abs(self.value - mid) <= mpmath.mpf(float(part.rad[here])) + self.doubt)
-
-
-def entries(case: Case, block: Block, exact: dict[tuple[int, int, int], Row]) -> list[Entry]:
-    """Everything that has a value in one head."""
-    found: list[Entry] = []
-    v = case.arrays["v"].astype(np.float64)
-    largest = float(np.abs(v[np.isfinite(v)]).max())
-    for place, row in enumerate(block.rows.tolist()):
-        truth = exact[*block.key, row]
-        with mpmath.workdps(DIGITS):
-            doubt = truth["reach"] * mpmath.mpf(10) ** (5 - DIGITS)
-            found += [Entry("scores", place, j, s, doubt) for j, s in truth["scores"].items()]
-            if truth["scores"]:
-                found.append(Entry("lse", place, 0, truth["lse"], doubt))
-                found += [Entry("out", place, c, x, doubt * largest) for c, x in enumerate(truth["out"])]
-    return found
-
-
 # ---- cases
-
-
-def case_of(rng: np.random.Generator, shape: tuple[int, ...], *, dtype: str = "fp64", **options: Any) -> Case:
-    """shape: B, Hq, Hkv, Sq, Sk, D, Dv."""
-    b, hq, hkv, sq, sk, d, dv = shape
-    fmt = FORMATS[dtype]
-    shapes = {"q": (b, hq, sq, d), "k": (b, hkv, sk, d), "v": (b, hkv, sk, dv)}
-    return Case("attention", {n: fmt.store(rng.standard_normal(s)) for n, s in shapes.items()}, options)
 
 
 def scaled(case: Case, **factors: Any) -> Case:
