@@ -60,6 +60,7 @@ def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:
             sqrt=lambda x: x.sqrt(),
             cos=lambda x: x.cos(),
             sin=lambda x: x.sin(),
+            pi=lambda: flint.arb.pi(),
             midpoint=lambda x: x.mid(),
             split=split_ball,
             product=_product,

@@ -300,6 +300,9 @@ class BallArithmetic:
     def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Objects:
         raise TypeError("frequencies belong to `angles`, where they are exact enough for positions to 2^24")
 
+    def pi(self) -> Ball:
+        return Ball(np.array([[np.pi]]), 0.0, 2 * U)
+
     def columns(self, a: Ball, start: int, stop: int, step: int = 1) -> Ball:
         part = (slice(None), slice(start, stop, step))
         return Ball(a.mid[part], _cut(a.rad, a.mid.shape, part), _cut(a.rel, a.mid.shape, part))

@@ -80,6 +80,9 @@ class Arithmetic(Protocol):
     def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Value:
         """base^(numerator/denominator) as a [1, n] row, for integer numerators."""
 
+    def pi(self) -> Value:
+        """pi as a 1 x 1 matrix."""
+
     def columns(self, a: Value, start: int, stop: int, step: int = 1) -> Value: ...
 
     def rows(self, a: Value, start: int, stop: int) -> Value: ...

@@ -46,6 +46,7 @@ def mp_arithmetic(precision: int = 113) -> ScalarArithmetic:
             sqrt=ctx.sqrt,
             cos=ctx.cos,
             sin=ctx.sin,
+            pi=lambda: +ctx.pi,
             midpoint=lambda x: x,
             split=split,
             product=product,

@@ -119,14 +119,16 @@ class RoundedArithmetic:
         angles = self.angles
         whole = angles.round(np.asarray(positions)[:, None].astype(frequencies.dtype), "angle")
         angle = angles.round(whole * frequencies, "angle")
-        pair = (np.cos(angle), np.sin(angle))
-        cos, sin = (self.round(part.astype(self._scalar_type()), "table") for part in pair)
+        cos, sin = (np.asarray(f(angle).astype(self._scalar_type())) for f in (np.cos, np.sin))
         return cos, sin
 
     def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Matrix:
         # As transformers and the published code do: 1 / base^(-t), each step in the angle's format.
         t = -np.asarray(numerators).astype(self._scalar_type()) / self._scalar_type()(denominator)
         return np.asarray(self._scalar_type()(1) / self._scalar_type()(base) ** t[None, :])
+
+    def pi(self) -> Matrix:
+        return np.array([[np.pi]], dtype=self._scalar_type())
 
     def columns(self, a: Matrix, start: int, stop: int, step: int = 1) -> Matrix:
         return a[:, start:stop:step]

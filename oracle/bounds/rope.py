@@ -1,23 +1,23 @@
-"""G1 for rope and rope_apply: derived bounds, in closed form, and that of the relative-position property.
+"""G1 for rope, rope_backward and rope_apply: derived bounds, in closed form, and the relative-position property's.
 
-One pair (x_1, x_2) at position m, frequency theta = base^-t with t = 2i/d, exact numbers. Errors by stage,
-with u and omega of that stage's format:
+One pair (x_1, x_2) at position m, frequency theta, magnitude A, exact numbers; C = A cos, S = A sin of m theta.
+Errors by stage, with u and omega of that stage's format:
 
-    e_w = (1 + u)^5 exp(t (((1 + u)^3 - 1) |ln base| + b ln(1 + u))) - 1, and 0 for the first pair
+    e_w, e_A   relative errors of the frequency and of the magnitude (`oracle.bounds.rope_frequency`)
     dth = |m theta| ((1 + e_w)(1 + u)(1 + u_m) - 1) + |m| omega + omega
-    dc  = min(1 + |cos|, dth) + e_trig,  then dc <- dc + u_tab (|cos| + dc) + omega_tab;  ds likewise
-    B_1 = |x_1| dc + |x_2| ds + k_r (|x_1| (|cos| + dc) + |x_2| (|sin| + ds)) + 2 omega_r
-    |dy_1| <= B_1 + u_o (|y_1| + B_1) + omega_o;   B_2 with sin and cos exchanged
+    dc  = min(A + |C|, A dth) + A e_trig,  dc <- dc (1 + e_m) + |C| e_m,  dc <- dc + u_tab (|C| + dc) + omega_tab
+    B_1 = |x_1| dc + |x_2| ds + k_r (|x_1| (|C| + dc) + |x_2| (|S| + ds)) + 2 omega_r
+    |dy_1| <= B_1 + u_o (|y_1| + B_1) + omega_o;   B_2 with sin and cos exchanged; ds as dc
 
-- e_w, the frequency: a power or exponential to 2 ulp and a reciprocal make five roundings; its exponent is
-  rounded at most three times (t, the constant ln base or log2 base, the product). b = 1 where the angle's
-  format does not hold the base.
 - dth, the angle: the product, u_m = u where |m| > 2^p and the position itself is rounded, and omega where a
   narrow format has subnormal frequencies.
 - e_trig = 4 u of the compute format, absolute: sin and cos to about one ulp, or of an angle that was reduced
   in more precision and then rounded.
+- e_m = (1 + e_A)(1 + u) - 1, the magnitude and one product with it, of the table or of anything it multiplies; 0
+  where there is none.
 - k_r = (1 + u_r)^2 - 1, a product and a sum. Where the rotation runs in the output's own format the sum is
   the output, and k_r = u_r (x cos + rotate_half(x) sin, call by call in bfloat16).
+- The way back turns by -m: the same magnitudes, the same bound.
 
 Above dth of about 2 the bound says no more than that |out| is about |x|: vacuous, for fp32 angles at base
 1e4 beyond positions of about 1e6. Entries that do not turn are copies: their bound is 0.
@@ -30,22 +30,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log, log1p
+from math import log1p
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.arb import arb_arithmetic
 from oracle.bounds.contract import Constants, Contract, constants, dot_error
+from oracle.bounds.rope_frequency import frequencies_upper, frequency_error, magnitude_of
 from oracle.bounds.table import Bounded
 from oracle.case import Case
 from oracle.enclosure import Block
 from oracle.formats import FORMATS, Float64Array, Format, format_of
-from oracle.ops import rope, rope_case
+from oracle.ops import rope_case
+from oracle.ops.rope_scaling import PLAIN, Scaling
 
-# Roundings of a frequency's function and of its exponent; error of sin and cos in units of u.
-POWER_ROUNDINGS, EXPONENT_ROUNDINGS, TRIG_UNITS = 5, 3, 4
+# Error of sin and cos in units of u.
+TRIG_UNITS = 4
 # sqrt 2, rounded up: from errors of the components to the length of a pair's error.
 ROOT2 = 1.4143
 SCORE_ROUNDINGS = 6
@@ -91,14 +92,15 @@ def _stages(form: Contract, input_format: Format, observed: Format) -> _Stages:
 def bounds(
     case: Case, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
 ) -> list[dict[str, Bounded]]:
-    """One dict of ``out`` [r, D] per form; see `oracle.bounds.table.Bounds`."""
-    input_format = format_of(case.arrays["x"])
-    observed = formats.get("out", input_format)
+    """One dict of ``out`` (or ``dx``) [r, D] per form; see `oracle.bounds.table.Bounds`."""
+    input_format = format_of(rope_case.turned_array(case))
+    name = rope_case.output_name(case)
+    observed = formats.get(name, input_format)
     x, _ = rope_case.clean_head(case, block.key, block.rows)
     how = rope_case.rotation(case)
     first, second = (np.abs(part) for part in _pairs(x, how))
-    cos, sin = (block.part(name).upper_abs() for name in ("cos", "sin"))
-    size = block.part("out").upper_abs()
+    cos, sin = (block.part(part).upper_abs() for part in ("cos", "sin"))
+    size = block.part(name).upper_abs()
     grow = 1.0 + 2.0**-52 * 512
     results = []
     with np.errstate(all="ignore"):
@@ -118,7 +120,7 @@ def bounds(
                 for part in _pairs(broken, how):
                     part |= lost
             broken[:, how.rotary_dim :] = False
-            results.append({"out": Bounded(bound * grow, broken)})
+            results.append({name: Bounded(bound * grow, broken)})
     return results
 
 
@@ -153,46 +155,50 @@ def _table_error(
         narrowed = stages.table.precision < format_of(case.arrays["cos"]).precision
         dc, ds = ((u * part + omega) if narrowed else np.zeros(part.shape) for part in (cos, sin))
         return dc, ds, None
-    positions = rope_case.positions_of(case, block.key, block.rows)
-    how = rope_case.rotation(case)
-    theta = frequencies_upper(how.base, how.rotary_dim)
-    dth = angle_error(positions, theta, how.base, how.rotary_dim, form, stages.angle)
-    trig = TRIG_UNITS * stages.c.u
-    dc, ds = (np.minimum(1.0 + part, dth) + trig for part in (cos, sin))
-    dc, ds = (d + u * (part + d) + omega for d, part in ((dc, cos), (ds, sin)))
-    far = np.abs(positions.astype(np.float64))[:, None]
+    how, length = rope_case.rotation(case), rope_case.sequence_length(case, block.key)
+    positions = rope_case.pair_positions(case, block.key, block.rows)
+    theta = frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
+    dth = angle_error(positions, theta, how, length, form, stages.angle)
+    size, wrong = magnitude_of(how.scaling, stages.c.u)
+    dc, ds = (_table_entry(part, dth, size, wrong, stages) for part in (cos, sin))
+    far = np.abs(positions.astype(np.float64))
     lost = np.maximum(far, far * theta) >= stages.angle.overflow_threshold
     return dc, ds, lost
 
 
-def frequencies_upper(base: float, rotary_dim: int) -> Float64Array:
-    """Upper bounds of theta [1, d/2] in float64."""
-    ar = arb_arithmetic(128)
-    with ar.working():
-        hi, lo, rad = ar.to_enclosure(rope.frequencies(ar, base, rotary_dim))
-    return np.asarray((np.abs(hi) + np.abs(lo) + rad) * (1 + 2.0**-50))
+def _table_entry(entry: Float64Array, dth: Float64Array, size: float, wrong: float, stages: _Stages) -> Float64Array:
+    """dc or ds, from |C| or |S|, the error of the angle, A and e_A."""
+    error = np.minimum(size + entry, size * dth) + size * TRIG_UNITS * stages.c.u
+    if wrong:
+        turned = wrong + stages.c.u * (1 + wrong)
+        error = error * (1 + turned) + entry * turned
+    return np.asarray(error + stages.table.unit_roundoff * (entry + error) + stages.omega(stages.table))
 
 
 def angle_error(
     positions: NDArray[np.int64],
     theta: Float64Array,
-    base: float,
-    rotary_dim: int,
+    how: rope_case.Rotation,
+    length: int,
     form: Contract,
     angle: Format,
 ) -> Float64Array:
-    """dth [S, d/2] in radians: what frequency, position and their product lose in the angle's format."""
+    """dth [S, d/2] in radians: what frequency, position and their product lose in the angle's format.
+
+    positions: [S, 1] or [S, d/2]. theta: upper bounds [1, d/2]. length: of the sequence, where a frequency depends
+    on it.
+    """
     u, omega = angle.unit_roundoff, (angle.smallest_normal if form.flush else angle.omega)
-    t = np.arange(rotary_dim // 2)[None, :] * (2.0 / rotary_dim)
-    inexact_base = float(angle.round(base)) != base
-    exponent = np.expm1(EXPONENT_ROUNDINGS * log1p(u)) * abs(log(base)) + inexact_base * log1p(u)
-    e_w = np.where(t == 0, 0.0, np.expm1(POWER_ROUNDINGS * log1p(u) + exponent * t))
-    far = np.abs(positions.astype(np.float64))[:, None]
+    e_w = frequency_error(how.base, how.rotary_dim, how.scaling, length, angle)
+    far = np.abs(positions.astype(np.float64))
     rounded = np.where(far > 2.0**angle.precision, u, 0.0)
     # ((1 + e_w)(1 + u)(1 + u_m) - 1), from parts that do not cancel.
     relative = e_w + (1 + e_w) * (u + rounded + u * rounded)
-    subnormal = np.where(t == 0, 0.0, far * omega * (1 + relative)) + omega
-    return np.asarray((far * theta * relative + subnormal) * (1 + 2.0**-48))
+    exact = (np.arange(how.rotary_dim // 2) == 0) & (how.scaling.kind == "default")
+    subnormal = np.where(exact, 0.0, far * omega * (1 + relative)) + omega
+    with np.errstate(invalid="ignore"):
+        found = np.where(far == 0, omega, far * theta * relative + subnormal)
+    return np.asarray(found * (1 + 2.0**-48))
 
 
 def relative_bound(
@@ -208,26 +214,28 @@ def relative_bound(
     rotary_dim: int | None = None,
     layout: str = "half",
     scale: float = 1.0,
+    scaling: Scaling = PLAIN,
+    length: int = 0,
 ) -> Float64Array:
     """[Sq, Sk]: the largest legal |S(m + t, n + t) - S(m, n)|, t = ``shift``, for scores S = scale <R_m q,
-    R_n k>.
+    R_n k>; with a magnitude A, of A R q and A R k. ``length`` must be the same in both calls.
 
     q [Sq, D] and k [Sk, D] before rotation, as stored; rotated by a kernel of ``form`` (output in the input's
     format unless declared) and multiplied by a dot product of the same contract; a score that is then stored
     in a narrow format adds that rounding. A rotated pair errs, as a vector, by at most
-    |x| ((1 + dth + sqrt2 e_trig)(1 + u_tab)(1 + sqrt2 k_r)(1 + u_o) - 1) and underflow; both sides' factors
+    A |x| ((1 + dth + sqrt2 e_trig)(1 + e_m)(1 + u_tab)(1 + sqrt2 k_r)(1 + u_o) - 1) and underflow; both sides' factors
     and the dot product's 1 + c_d are multiplied out, at both places.
     """
     dim = q.shape[1]
-    how = rope_case.Rotation(dim, dim if rotary_dim is None else rotary_dim, layout, base)
+    how = rope_case.Rotation(dim, dim if rotary_dim is None else rotary_dim, layout, base, scaling)
     stages = _stages(form, input_format, input_format)
     c_d = dot_error(form, stages.c, dim)
-    theta = frequencies_upper(base, how.rotary_dim)
-    q_size, k_size = (np.concatenate(_norms(side, how), axis=1) for side in (q, k))
+    size, wrong = magnitude_of(scaling, stages.c.u)
+    q_size, k_size = (_norms(side, how, size) for side in (q, k))
     total = np.zeros((len(q), len(k)))
     for t in (0, shift):
         dq, dk = (
-            _side_error(side, np.asarray(at) + t, theta, how, form, stages)
+            _side_error(side, np.asarray(at) + t, how, length, wrong, form, stages)
             for side, at in ((q_size, positions_q), (k_size, positions_k))
         )
         moved = dq @ (k_size + dk).T + q_size @ dk.T
@@ -237,27 +245,31 @@ def relative_bound(
     return np.asarray(abs(scale) * total * (1 + 2.0**-52 * (dim + 512)) + 2 * stages.c.w)
 
 
-def _norms(side: Float64Array, how: rope_case.Rotation) -> tuple[Float64Array, Float64Array]:
-    """Lengths of the pairs [S, d/2], and magnitudes of the entries beyond them."""
+def _norms(side: Float64Array, how: rope_case.Rotation, size: float) -> Float64Array:
+    """Lengths of the pairs times the magnitude [S, d/2], and magnitudes of the entries beyond them."""
     first, second = _pairs(side, how)
-    return np.hypot(first, second) * (1 + 2.0**-50), np.abs(side[:, how.rotary_dim :])
+    lengths = size * np.hypot(first, second) * (1 + 2.0**-50)
+    return np.concatenate([lengths, np.abs(side[:, how.rotary_dim :])], axis=1)
 
 
 def _side_error(
     size: Float64Array,
     positions: NDArray[np.int64],
-    theta: Float64Array,
     how: rope_case.Rotation,
+    length: int,
+    wrong: float,
     form: Contract,
     stages: _Stages,
 ) -> Float64Array:
     """Vector errors of one side's rotated pairs; zero for the entries that do not turn."""
     pairs = how.rotary_dim // 2
-    dth = np.minimum(2.0, angle_error(positions, theta, how.base, how.rotary_dim, form, stages.angle))
+    theta = frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
+    dth = angle_error(positions[:, None], theta, how, length, form, stages.angle)
     u_r = stages.rotate.unit_roundoff
-    table = dth + ROOT2 * (TRIG_UNITS * stages.c.u + 2 * stages.omega(stages.table))
+    table = np.minimum(2.0, dth) + ROOT2 * (TRIG_UNITS * stages.c.u + 2 * stages.omega(stages.table))
     turned = ROOT2 * u_r * (2 + u_r)
-    others = np.expm1(log1p(stages.table.unit_roundoff) + log1p(turned) + log1p(stages.output_unit))
+    sized = log1p(wrong) + log1p(stages.c.u) if wrong else 0.0
+    others = np.expm1(sized + log1p(stages.table.unit_roundoff) + log1p(turned) + log1p(stages.output_unit))
     lost = (1 + stages.output_unit) * 2 * stages.omega(stages.rotate) + stages.omega(stages.output)
     result = np.zeros(size.shape)
     result[:, :pairs] = size[:, :pairs] * (table + (1 + table) * others) + ROOT2 * lost

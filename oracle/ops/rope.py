@@ -3,11 +3,13 @@
     theta_i = base^(-2i/d), i = 0 .. d/2 - 1,  d = rotary_dim
     (x_a, x_b)  ->  (x_a cos(m theta_i) - x_b sin(m theta_i),  x_a sin(m theta_i) + x_b cos(m theta_i))
 
-for the i-th pair of a row at position m. Layout ``half`` pairs entries (i, i + d/2) (GPT-NeoX, Llama in
+for the i-th pair of a row at position m; frequencies may be scaled, cos and sin multiplied by a magnitude, and pairs
+turned by three positions (`oracle.ops.rope_scaling`). Layout ``half`` pairs entries (i, i + d/2) (GPT-NeoX, Llama in
 transformers), ``interleaved`` (2i, 2i + 1) (the paper, GPT-J). Entries from d on pass unchanged.
 
-Shapes: x [S, D], positions int64 [S], cos and sin [S, d/2], out [S, D]. m theta_i is the real product in
-radians: no angle is ever rounded to a format.
+Shapes: x [S, D], positions int64 [S] ([3, S] with sections), cos and sin [S, d/2], out [S, D]. m theta_i is the real
+product in radians: no angle is ever rounded to a format. The backward form is the transposed map, which is the
+rotation by -m with the same magnitude: dx = A R_(-m) dy.
 
 `rotate` is the definition. `rotate_by_matrix` multiplies each row by the block-diagonal matrix R_m, and
 `rotate_by_powers` multiplies the complex number x_a + i x_b by (e^(i theta))^m, the power taken by repeated
@@ -27,22 +29,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.base import Arithmetic, Value
+from oracle.ops.rope_scaling import PLAIN, Scaling, axes, magnitude, scaled
 
 LAYOUTS = ("half", "interleaved")
 
 
-def frequencies(ar: Arithmetic, base: float, rotary_dim: int) -> Value:
-    """theta [1, d/2] in the arithmetic ``ar`` (pass ``ar.angles``); scaling rules belong here."""
-    pairs = np.arange(rotary_dim // 2)
-    return ar.round(ar.power(base, -2 * pairs, rotary_dim), "angle")
+def frequencies(ar: Arithmetic, base: float, rotary_dim: int, *, scaling: Scaling = PLAIN, length: int = 0) -> Value:
+    """theta [1, d/2] in the arithmetic ``ar`` (pass ``ar.angles``); ``length``: of the sequence, where it matters."""
+    theta = ar.power(base, -2 * np.arange(rotary_dim // 2), rotary_dim)
+    return ar.round(scaled(ar, theta, base, rotary_dim, scaling, length), "angle")
 
 
-def table(ar: Arithmetic, positions: NDArray[np.int64], base: float, rotary_dim: int) -> tuple[Value, Value]:
-    """cos and sin of m theta_i, [S, d/2] each."""
+def table(
+    ar: Arithmetic,
+    positions: NDArray[np.int64],
+    base: float,
+    rotary_dim: int,
+    *,
+    scaling: Scaling = PLAIN,
+    length: int = 0,
+) -> tuple[Value, Value]:
+    """A cos and A sin of m theta_i, [S, d/2] each, A the magnitude; positions [S], or [3, S] with sections."""
     exact = ar.angles
     with exact.working():
-        theta = frequencies(exact, base, rotary_dim)
-    return ar.cos_sin(positions, theta)
+        theta = frequencies(exact, base, rotary_dim, scaling=scaling, length=length)
+    cos, sin = ar.cos_sin(positions if positions.ndim == 1 else positions[0], theta)
+    if positions.ndim == 2:
+        axis = axes(scaling, rotary_dim // 2)[None, :]
+        for other in (1, 2):
+            here = ar.cos_sin(positions[other], theta)
+            cos, sin = (ar.select(axis == other, new, old) for new, old in zip(here, (cos, sin), strict=True))
+    size = magnitude(ar, scaling)
+    if size is not None:
+        cos, sin = ar.mul(cos, size), ar.mul(sin, size)
+    return ar.round(cos, "table"), ar.round(sin, "table")
 
 
 def split_pairs(ar: Arithmetic, x: Value, rotary_dim: int, layout: str) -> tuple[Value, Value]:
@@ -70,10 +90,17 @@ def turn(ar: Arithmetic, first: Value, second: Value, cos: Value, sin: Value) ->
     return left, right
 
 
-def rotate(ar: Arithmetic, x: Value, cos: Value, sin: Value, *, dim: int, rotary_dim: int, layout: str) -> Value:
-    """x [S, D] rotated by the table, the entries beyond ``rotary_dim`` unchanged."""
+def rotate(
+    ar: Arithmetic, x: Value, cos: Value, sin: Value, *, dim: int, rotary_dim: int, layout: str, back: bool = False
+) -> Value:
+    """x [S, D] rotated by the table, or ``back`` by it, the entries beyond ``rotary_dim`` unchanged."""
     first, second = split_pairs(ar, x, rotary_dim, layout)
-    turned = join_pairs(ar, *turn(ar, first, second, cos, sin), rotary_dim // 2, layout)
+    if back:
+        # With both entries of each pair exchanged, before and after, the same rotation turns the other way.
+        second, first = turn(ar, second, first, cos, sin)
+    else:
+        first, second = turn(ar, first, second, cos, sin)
+    turned = join_pairs(ar, first, second, rotary_dim // 2, layout)
     whole = turned if rotary_dim == dim else ar.hstack([turned, ar.columns(x, rotary_dim, dim)])
     return ar.round(whole, "output")
 

@@ -1,10 +1,11 @@
-"""rope and rope_apply as cases: shapes, options, positions, and the evaluation of one head.
+"""rope, rope_backward and rope_apply as cases: shapes, options, positions, and the evaluation of one head.
 
 rope: x [B, H, S, D], positions int64 [S] or [B, S]; options base (10000.0), layout (``half`` or
-``interleaved``), rotary_dim (None: D; even), scaling (None: no other rule is known yet). rope_apply: x, and
-cos and sin [S, d/2] that are exact as stored; option layout; rotary_dim is twice the tables' width. A block
-is one head, its rows are the positions in the sequence; out [B, H, S, D]. Entries from rotary_dim on are
-copies of x.
+``interleaved``), rotary_dim (None: D; even), scaling (None or a dict: `oracle.ops.rope_parameters`). With
+sections, positions are [3, S] or [3, B, S]: time, height, width. rope_backward: dy in the place of x, rotated
+back: the output is dx. rope_apply: x, and cos and sin [S, d/2] that are exact as
+stored; option layout; rotary_dim is twice the tables' width. A block is one head, its rows are the positions in
+the sequence; out [B, H, S, D]. Entries from rotary_dim on are copies of x.
 
 A row that holds a NaN or an infinity, in x or in its row of a given table, is *undefined* as a whole.
 """
@@ -21,12 +22,15 @@ from numpy.typing import NDArray
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.mp import mp_arithmetic
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.bounds.contract import Contract
 from oracle.case import Case
 from oracle.enclosure import Block, Rows
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops import rope
+from oracle.ops.rope_parameters import read_scaling
+from oracle.ops.rope_scaling import PLAIN, Scaling, axes, magnitude
 from oracle.ops.table import Op
 
 ROPE_OPTIONS: dict[str, Any] = {"base": 10000.0, "layout": "half", "rotary_dim": None, "scaling": None}
@@ -37,49 +41,67 @@ KEPT_ENTRIES = 2**21
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What the options of a case say: head dimension, rotary_dim, layout, base."""
+    """What the options of a case say: head dimension, rotary_dim, layout, base, scaling."""
 
     dim: int
     rotary_dim: int
     layout: str
     base: float
+    scaling: Scaling = PLAIN
 
 
 def check(case: Case) -> None:
     """ValueError, naming the argument, unless shapes and options fit together."""
-    x = case.arrays["x"]
+    x = turned_array(case)
     if x.ndim != 4:
-        raise ValueError(f"x must be [B, H, S, D], got shape {list(x.shape)}")
+        raise ValueError(f"{turned_name(case)} must be [B, H, S, D], got shape {list(x.shape)}")
     format_of(x)
-    known = ROPE_OPTIONS if case.op == "rope" else APPLY_OPTIONS
+    known = APPLY_OPTIONS if case.op == "rope_apply" else ROPE_OPTIONS
     unknown = sorted(set(case.options) - set(known))
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(known)}")
     layout = case.options.get("layout", "half")
     if layout not in rope.LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; known: {', '.join(rope.LAYOUTS)}")
-    if case.op == "rope":
-        _check_positions(case.arrays["positions"], x.shape)
-        _check_numbers(case)
-    else:
+    if case.op == "rope_apply":
         _check_tables(case.arrays["cos"], case.arrays["sin"], x.shape)
+    else:
+        _check_numbers(case)
+        # Reads the parameters of the scaling, too.
+        sections = rotation(case).scaling.sections
+        _check_positions(case.arrays["positions"], x.shape, by_axis=sections is not None)
 
 
-def _check_positions(positions: NDArray[Any], shape: tuple[int, ...]) -> None:
+def output_name(case: Case) -> str:
+    return "dx" if case.op == "rope_backward" else "out"
+
+
+def turned_name(case: Case) -> str:
+    """The name of the array that is rotated."""
+    return "dy" if case.op == "rope_backward" else "x"
+
+
+def turned_array(case: Case) -> NDArray[Any]:
+    """What is rotated: x [B, H, S, D], or dy."""
+    return case.arrays[turned_name(case)]
+
+
+def _check_positions(positions: NDArray[Any], shape: tuple[int, ...], *, by_axis: bool) -> None:
     if positions.dtype != np.int64:
         raise ValueError(f"positions must be int64, got {positions.dtype}")
-    if positions.shape not in ((shape[2],), (shape[0], shape[2])):
-        raise ValueError(f"positions must be [S] or [B, S] for x {list(shape)}, got shape {list(positions.shape)}")
+    known = ((shape[2],), (shape[0], shape[2]))
+    words = "[S] or [B, S]"
+    if by_axis:
+        known, words = ((3, shape[2]), (3, shape[0], shape[2])), "[3, S] or [3, B, S] with mrope_section,"  # type: ignore[assignment]
+    if positions.shape not in known:
+        raise ValueError(f"positions must be {words} for x {list(shape)}, got shape {list(positions.shape)}")
 
 
 def _check_numbers(case: Case) -> None:
-    scaling = case.options.get("scaling")
-    if scaling is not None:
-        raise ValueError(f"unknown scaling {scaling!r}; known: None")
     base = float(case.options.get("base", 10000.0))
     if not (np.isfinite(base) and base > 0):
         raise ValueError(f"base must be a positive number, got {base}")
-    dim, rotary_dim = case.arrays["x"].shape[3], case.options.get("rotary_dim")
+    dim, rotary_dim = turned_array(case).shape[3], case.options.get("rotary_dim")
     if rotary_dim is None and dim % 2:
         raise ValueError(f"rotary_dim defaults to D = {dim}, which is odd; state an even one")
     if rotary_dim is not None and not (0 < rotary_dim <= dim and rotary_dim % 2 == 0):
@@ -96,23 +118,57 @@ def _check_tables(cos: NDArray[Any], sin: NDArray[Any], shape: tuple[int, ...]) 
 
 
 def rotation(case: Case) -> Rotation:
-    dim = case.arrays["x"].shape[3]
+    dim = turned_array(case).shape[3]
     layout = case.options.get("layout", "half")
     if case.op == "rope_apply":
         return Rotation(dim, 2 * case.arrays["cos"].shape[1], layout, 1.0)
-    rotary_dim = case.options.get("rotary_dim")
-    return Rotation(dim, dim if rotary_dim is None else rotary_dim, layout, float(case.options.get("base", 10000.0)))
+    rotary_dim, base = case.options.get("rotary_dim"), float(case.options.get("base", 10000.0))
+    rotary_dim = dim if rotary_dim is None else rotary_dim
+    scaling = read_scaling(case.options.get("scaling"), base=base, dim=dim, rotary_dim=rotary_dim)
+    return Rotation(dim, rotary_dim, layout, base, scaling)
+
+
+def head_positions(case: Case, key: tuple[int, ...]) -> NDArray[np.int64]:
+    """Positions of one head: [S], or [3, S] with sections."""
+    positions = case.arrays["positions"]
+    by_axis = rotation(case).scaling.sections is not None
+    if positions.ndim == (3 if by_axis else 2):
+        positions = positions[:, key[0]] if by_axis else positions[key[0]]
+    return np.asarray(positions)
 
 
 def positions_of(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.int64]:
-    """Positions of the given rows of one head."""
-    positions = case.arrays["positions"]
-    return np.asarray(positions[key[0]] if positions.ndim == 2 else positions)[rows]
+    """Positions of the given rows of one head: [r], or [3, r] with sections."""
+    return head_positions(case, key)[..., rows]
+
+
+def sequence_length(case: Case, key: tuple[int, ...]) -> int:
+    """L', where the frequencies of this head depend on it, else 0."""
+    scaling = rotation(case).scaling
+    if not scaling.by_length:
+        return 0
+    if isinstance(scaling.seq_len, int):
+        return scaling.seq_len
+    at = case.arrays["positions"] if scaling.seq_len == "call" else head_positions(case, key)
+    return int(at.max(initial=-1)) + 1
+
+
+def pair_positions(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.int64]:
+    """[r, 1]: what all pairs of a row turn by; with sections [r, d/2]."""
+    how, positions = rotation(case), positions_of(case, key, rows)
+    return positions[:, None] if positions.ndim == 1 else positions[axes(how.scaling, how.rotary_dim // 2)].T
+
+
+def size_of(case: Case) -> float:
+    """The magnitude that multiplies every rotated pair, to float64."""
+    ar = mp_arithmetic(80)
+    size = magnitude(ar, rotation(case).scaling)
+    return 1.0 if size is None else float(size[0, 0])
 
 
 def clean_head(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Array, NDArray[np.bool_]]:
     """(x rows [r, D] as float64 with everything non-finite set to zero, undefined [r])."""
-    x = case.arrays["x"][key][rows].astype(np.float64)
+    x = turned_array(case)[key][rows].astype(np.float64)
     finite = np.isfinite(x)
     undefined = np.asarray(~finite.all(axis=1))
     if case.op == "rope_apply":
@@ -135,19 +191,23 @@ def table(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> tuple
         cos, sin = given_table(case, rows)
         return ar.round(ar.const(cos), "table"), ar.round(ar.const(sin), "table")
     how = rotation(case)
-    positions = positions_of(case, key, rows)
+    positions, length = positions_of(case, key, rows), sequence_length(case, key)
     if positions.size * how.rotary_dim <= KEPT_ENTRIES and ar.name in ("ball", "arb"):
-        return _kept_table(ar.name, getattr(ar, "precision", 0), positions.tobytes(), how.base, how.rotary_dim)
-    return rope.table(ar, positions, how.base, how.rotary_dim)
+        return _kept_table(ar.name, getattr(ar, "precision", 0), positions.tobytes(), positions.ndim, how, length)
+    return rope.table(ar, positions, how.base, how.rotary_dim, scaling=how.scaling, length=length)
 
 
 @lru_cache(maxsize=4)
-def _kept_table(name: str, precision: int, positions: bytes, base: float, rotary_dim: int) -> tuple[Value, Value]:
+def _kept_table(
+    name: str, precision: int, positions: bytes, ndim: int, how: Rotation, length: int
+) -> tuple[Value, Value]:
     # The arithmetic is made anew because instances of arb's do not compare equal; its values do not depend
     # on that.
     ar: Arithmetic = BallArithmetic() if name == "ball" else arb_arithmetic(precision)
+    at = np.frombuffer(positions, dtype=np.int64)
+    at = at if ndim == 1 else at.reshape(3, -1)
     with ar.working():
-        return rope.table(ar, np.frombuffer(positions, dtype=np.int64), base, rotary_dim)
+        return rope.table(ar, at, how.base, how.rotary_dim, scaling=how.scaling, length=length)
 
 
 def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
@@ -155,22 +215,26 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
     x, undefined = clean_head(case, key, rows)
     how = rotation(case)
     cos, sin = table(ar, case, key, rows)
-    out = rope.rotate(ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout)
-    values = {"cos": cos, "sin": sin, "out": out}
+    out = _rotated(ar, case, x, cos, sin, how)
+    values = {"cos": cos, "sin": sin, output_name(case): out}
     return Block(key, rows, ar, values, np.zeros(len(rows), dtype=bool), undefined)
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """``out`` of an honest kernel of this contract, stage by stage."""
-    fmt = format_of(case.arrays["x"])
+    fmt = format_of(turned_array(case))
     compute = _named(contract.compute, fmt)
     ar = RoundedArithmetic(compute, stages(contract, fmt))
     x, _ = clean_head(case, key, rows)
     how = rotation(case)
     with ar.working():
         cos, sin = table(ar, case, key, rows)
-        out = rope.rotate(ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout)
-        return {"out": ar.to_enclosure(out)[0]}
+        return {output_name(case): ar.to_enclosure(_rotated(ar, case, x, cos, sin, how))[0]}
+
+
+def _rotated(ar: Arithmetic, case: Case, x: Float64Array, cos: Value, sin: Value, how: Rotation) -> Value:
+    back = case.op == "rope_backward"
+    return rope.rotate(ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout, back=back)
 
 
 def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
@@ -188,7 +252,7 @@ def _named(name: str | None, fmt: Format) -> Format:
 
 def blocks(case: Case) -> list[tuple[int, ...]]:
     check(case)
-    b, h = case.arrays["x"].shape[:2]
+    b, h = turned_array(case).shape[:2]
     return [(i, j) for i in range(b) for j in range(h)]
 
 
@@ -196,16 +260,18 @@ OPS = tuple(
     Op(
         name=name,
         inputs=inputs,
-        outputs=("out",),
+        outputs=outputs,
         options=options,
         blocks=blocks,
-        row_count=lambda case, key=(): int(case.arrays["x"].shape[2]),
+        row_count=lambda case, key=(): int(turned_array(case).shape[2]),
         evaluate=evaluate,
-        output_shapes=lambda case: {"out": case.arrays["x"].shape},
+        output_shapes=lambda case: {output_name(case): turned_array(case).shape},
         model=model,
+        width=lambda case, key: int(turned_array(case).shape[-1]),
     )
-    for name, inputs, options in (
-        ("rope", ("x", "positions"), ROPE_OPTIONS),
-        ("rope_apply", ("x", "cos", "sin"), APPLY_OPTIONS),
+    for name, inputs, outputs, options in (
+        ("rope", ("x", "positions"), ("out",), ROPE_OPTIONS),
+        ("rope_backward", ("dy", "positions"), ("dx",), ROPE_OPTIONS),
+        ("rope_apply", ("x", "cos", "sin"), ("out",), APPLY_OPTIONS),
     )
 )
