@@ -51,8 +51,8 @@ class Property:
                 if "return_lse" not in have:
                     return "return_lse"
             elif need == "exclusion":
-                if not {"is_causal", "attn_mask"} & have:
-                    return "is_causal or attn_mask"
+                if not {"is_causal", "attn_mask", "window_size"} & have:
+                    return "is_causal, attn_mask or window_size"
             elif need not in have:
                 return need
         return ""

@@ -1,35 +1,48 @@
 """The properties of the rotary embedding: what is checked, on which inputs.
 
-One row each in `PROPERTIES`, and in `APPLY_PROPERTIES` for the rotation by given tables.
+One row each in `PROPERTIES`, in `BACKWARD_PROPERTIES` for its gradient, which is a rotation too, and in
+`APPLY_PROPERTIES` for the rotation by given tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from oracle.ops.rope_case import turned_array, turned_name
 from properties import rope_relations as relations
 from properties.bench import Bench, Input
 from properties.judging import guarded, structure_only, within_bound
 from properties.property import Check, Property
 from properties.real_input import captured_layers, load_layer
 from properties.recipes import Recipe
+from properties.rope_scalings import (
+    decode_edges,
+    dynamic,
+    interpolated_edges,
+    neutral_edges,
+    scaled_rotations,
+    scaling_edges,
+    traceless_edges,
+)
 from properties.rope_strategies import BASES, applications, apply_input, layouts_of, rope_case, rope_input, rotations
 
 # --- edge inputs -----------------------------------------------------------------------------------------------------
 
 
 def position_sweep(bench: Bench) -> Iterator[Input]:
-    """Positions 1, 2, 4 ... 2^24, four rows each, in every layout of the target."""
+    """Positions 1, 2, 4 ... 2^24 and 2^17 - 1, four rows each, in every layout of the target."""
     step = 3 if bench.profile.name == "quick" or bench.target.interpreted else 1
-    for exponent in range(0, 25, step):
+    places = [2**exponent for exponent in range(0, 25, step)]
+    for p in sorted({*places, 2**10, 2**17 - 1, 2**24}):
         for layout in layouts_of(bench):
-            p = 2**exponent
             features = {"sweep": "position", "position": p}
-            yield rope_input(bench, s=4, dims=64, far=p, recipe=Recipe(seed=exponent), layout=layout, features=features)
+            recipe = Recipe(seed=p.bit_length())
+            yield rope_input(bench, s=4, dims=64, far=p, recipe=recipe, layout=layout, features=features)
 
 
 def captured(bench: Bench) -> Iterator[Input]:
@@ -49,11 +62,6 @@ def captured(bench: Bench) -> Iterator[Input]:
         )
 
 
-def accuracy_edges(bench: Bench) -> Iterator[Input]:
-    yield from position_sweep(bench)
-    yield from captured(bench)
-
-
 def magnitude_edges(bench: Bench) -> Iterator[Input]:
     """Entries near the largest number of the dtype, among its subnormals, and far apart within a pair."""
     fmt = bench.fmt
@@ -64,8 +72,8 @@ def magnitude_edges(bench: Bench) -> Iterator[Input]:
     for gain in (0.9 * fmt.max_finite, fmt.max_finite / 2, fmt.smallest_subnormal):
         yield rope_input(bench, s=3, dims=16, far=4096, recipe=Recipe("ones", 3, gain), features={"edge": "magnitude"})
     made = rope_input(bench, s=3, dims=8, far=100, features={"edge": "unequal pairs"})
-    x = made.case.arrays["x"].astype(np.float64) * np.where(np.arange(8) % 4 < 2, 1e4, 1e-4)
-    yield Input(made.case.with_arrays(x=fmt.store(x)), made.features)
+    x = turned_array(made.case).astype(np.float64) * np.where(np.arange(8) % 4 < 2, 1e4, 1e-4)
+    yield Input(made.case.with_arrays(**{turned_name(made.case): fmt.store(x)}), made.features)
 
 
 def at_zero(bench: Bench) -> Iterator[Input]:
@@ -100,8 +108,9 @@ def neighbours(bench: Bench) -> Iterator[Input]:
         made = rope_input(
             bench, dims=16, positions=np.array([p, p + 1, p + 2]), recipe=Recipe(seed=p % 997), features={"position": p}
         )
-        x = np.broadcast_to(made.case.arrays["x"][:, :, :1], made.case.arrays["x"].shape).copy()
-        yield Input(made.case.with_arrays(x=x), made.features)
+        x = turned_array(made.case)
+        same = np.broadcast_to(x[:, :, :1], x.shape).copy()
+        yield Input(made.case.with_arrays(**{turned_name(made.case): same}), made.features)
 
 
 def drift_sweep(bench: Bench) -> Iterator[Input]:
@@ -132,6 +141,10 @@ def option_edges(bench: Bench) -> Iterator[Input]:
         if bench.has("rotary_dim"):
             for rotary_dim in (4, 8, 16, 24, 30):
                 yield rope_input(bench, layout=layout, rotary_dim=rotary_dim, **common)
+    if bench.has("scaling"):
+        yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}
+        for scaling in ({"rope_type": "linear", "factor": 4.0}, yarn, dynamic(64)):
+            yield rope_input(bench, scaling=scaling, **common)
 
 
 def shape_edges(bench: Bench) -> Iterator[Input]:
@@ -201,14 +214,36 @@ def _optional(bench: Bench) -> st.SearchStrategy[Input]:
     return rotations(bench, bases=BASES[1:], partial=bench.has("rotary_dim"), layouts=layouts, least_dims=8, far=2**10)
 
 
+def _scaled(bench: Bench) -> st.SearchStrategy[Input]:
+    return scaled_rotations(bench)
+
+
+_SCALING = frozenset({"scaling"})
+
+
 def _row(id: str, title: str, check: Check, **more: object) -> Property:
     return Property(id, title, "rope", guarded(check), **more)  # type: ignore[arg-type]
 
 
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
+    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=captured),
+    _row("P1", "error and angles by position", relations.with_angle_error, edges=position_sweep),
     _row("P9", "huge and tiny vectors", within_bound, search=_magnitudes, edges=magnitude_edges),
+    _row(
+        "P10",
+        "any run of positions gives what the whole gives",
+        relations.decoding,
+        search=_general,
+        edges=decode_edges,
+    ),
     _row("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
+    _row(
+        "P15",
+        "a call of another length leaves no trace",
+        relations.lengths_leave_no_trace,
+        edges=traceless_edges,
+        needs=_SCALING,
+    ),
     _row("P16", "nothing turns at position 0", relations.identity, search=_general, edges=at_zero),
     _row("P16", "pairs keep their length", relations.norms_kept, search=_general),
     _row("P16", "a rotation and its inverse give the input", relations.inverse, search=_general),
@@ -233,14 +268,41 @@ PROPERTIES: tuple[Property, ...] = (
     _row("P16", "different positions rotate differently", relations.collisions, edges=neighbours),
     _row(
         "P17",
-        "base, layout and rotary_dim matter and match the oracle",
+        "base, layout, rotary_dim and scaling matter and match the oracle",
         relations.options_matter,
         search=_optional,
         edges=option_edges,
     ),
     _row("P18", "dimensions and lengths around tile borders, odd numbers of pairs", within_bound, edges=shape_edges),
+    _row(
+        "P21",
+        "frequencies and magnitude as the parameters say",
+        within_bound,
+        search=_scaled,
+        edges=scaling_edges,
+        needs=_SCALING,
+    ),
+    _row("P21", "neutral parameters change nothing", relations.neutral_scaling, edges=neutral_edges, needs=_SCALING),
+    _row(
+        "P21",
+        "linear scaling divides positions",
+        relations.interpolated,
+        edges=interpolated_edges,
+        needs=_SCALING,
+    ),
     _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
     _row("P25", "powers of two and signs pass through exactly", relations.scalings, search=_general),
+)
+
+# Scores are of rotated vectors, and the complex product is a form of the forward rotation.
+_FORWARD_ONLY = (
+    "scores depend on the difference of positions alone",
+    "the complex product at log-spaced positions",
+)
+BACKWARD_PROPERTIES: tuple[Property, ...] = tuple(
+    replace(row, op="rope_backward", id="P14" if row.id == "P1" else row.id)
+    for row in PROPERTIES
+    if row.title not in _FORWARD_ONLY
 )
 
 APPLY_PROPERTIES: tuple[Property, ...] = tuple(

@@ -14,10 +14,10 @@ from oracle.bounds.rope import relative_bound
 from oracle.case import Case
 from oracle.enclosure import enclose
 from oracle.formats import Float64Array
-from oracle.ops.rope_case import rotation
+from oracle.ops.rope_case import output_name, rotation, size_of, turned_array, turned_name
 from properties.bench import Bench, Input
-from properties.judging import SLACK, draw_of, kept, purity
-from properties.metamorphic import full_bounds, observe, same_bits
+from properties.judging import SLACK, all_bits, draw_of, kept, purity
+from properties.metamorphic import agree, full_bounds, observe, same_bits
 from properties.pipeline import certify
 from properties.rope_strategies import layouts_of
 from properties.verdict import Basis, Judgement, Verdict, worst_of
@@ -25,8 +25,8 @@ from properties.verdict import Basis, Judgement, Verdict, worst_of
 
 def exact_out(case: Case) -> Float64Array:
     """[B, H, S, D]: midpoints of the exact result."""
-    parts = np.stack([block.part("out").hi for block in enclose(case)])
-    return parts.reshape(case.arrays["x"].shape)
+    parts = np.stack([block.part(output_name(case)).hi for block in enclose(case)])
+    return parts.reshape(turned_array(case).shape)
 
 
 def pairs_of(case: Case) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -45,8 +45,12 @@ def pair_norms(case: Case, values: Float64Array) -> Float64Array:
 
 
 def _out(bench: Bench, case: Case) -> tuple[NDArray[Any], list[Float64Array]]:
-    outputs = observe(bench, case)
-    return outputs["out"], [b["out"] for b in full_bounds(bench, case, outputs)]
+    outputs, name = observe(bench, case), output_name(case)
+    return outputs[name], [b[name] for b in full_bounds(bench, case, outputs)]
+
+
+def _with_turned(case: Case, values: NDArray[Any]) -> Case:
+    return case.with_arrays(**{turned_name(case): values})
 
 
 def _moved(case: Case, positions: NDArray[Any]) -> Case:
@@ -63,10 +67,11 @@ def identity(bench: Bench, given: Input) -> Judgement:
 
 
 def norms_kept(bench: Bench, given: Input) -> Judgement:
-    """Every pair keeps its length, within the length of its two bounds."""
+    """Every pair keeps its length, times the magnitude, within the length of its two bounds."""
     case = given.case
     out, bounds = _out(bench, case)
-    before, after = (pair_norms(case, v.astype(np.float64)) for v in (case.arrays["x"], out))
+    before, after = (pair_norms(case, v.astype(np.float64)) for v in (turned_array(case), out))
+    before = before * size_of(case)
     rooms = [pair_norms(case, b) + SLACK * before for b in bounds]
     return kept(bench, np.abs(after - before), rooms, what="lengths of the pairs")
 
@@ -82,34 +87,42 @@ def _exchanged(case: Case, values: NDArray[Any]) -> NDArray[Any]:
 def inverse(bench: Bench, given: Input) -> Judgement:
     """Rotated, reflected, rotated by the same position and reflected back, x is itself: within the two calls' bounds.
 
-    The first call's error passes through an exact rotation, which keeps its length.
+    With a magnitude A it is A^2 x. The first call's error passes through an exact rotation, which keeps its length.
     """
-    case = given.case
+    case, grown = given.case, size_of(given.case)
     turned, bounds = _out(bench, case)
-    back = case.with_arrays(x=_exchanged(case, turned))
+    back = _with_turned(case, _exchanged(case, turned))
     if not np.isfinite(turned.astype(np.float64)).all():
         return Judgement(Verdict.EXEMPT, Basis.DERIVED, "the rotated vectors overflow")
     returned, second = _out(bench, back)
-    gap = pair_norms(case, _exchanged(case, returned).astype(np.float64) - case.arrays["x"].astype(np.float64))
-    size = pair_norms(case, case.arrays["x"].astype(np.float64))
-    rooms = [pair_norms(case, a) + pair_norms(case, b) + SLACK * size for a, b in zip(bounds, second, strict=True)]
+    x = turned_array(case).astype(np.float64) * grown**2
+    gap = pair_norms(case, _exchanged(case, returned).astype(np.float64) - x)
+    size = pair_norms(case, x)
+    rooms = [
+        grown * pair_norms(case, a) + pair_norms(case, b) + 2 * SLACK * size
+        for a, b in zip(bounds, second, strict=True)
+    ]
     return kept(bench, gap, rooms, what="rotation and its inverse")
 
 
 def composition(bench: Bench, given: Input) -> Judgement:
-    """R_n R_m = R_(m+n): two rotations equal one by the sum of positions, within the three calls' bounds."""
-    case = given.case
+    """R_n R_m = R_(m+n): two rotations equal one by the sum of positions, within the three calls' bounds.
+
+    With a magnitude A they equal A times it.
+    """
+    case, grown = given.case, size_of(given.case)
     m = case.arrays["positions"]
     n = m // 2 + 1 + draw_of(case).integers(0, 3, m.shape)
     turned, first = _out(bench, case)
     if not np.isfinite(turned.astype(np.float64)).all():
         return Judgement(Verdict.EXEMPT, Basis.DERIVED, "the rotated vectors overflow")
-    twice, second = _out(bench, _moved(case.with_arrays(x=turned), n))
+    twice, second = _out(bench, _moved(_with_turned(case, turned), n))
     once, third = _out(bench, _moved(case, m + n))
-    gap = pair_norms(case, twice.astype(np.float64) - once.astype(np.float64))
-    size = pair_norms(case, case.arrays["x"].astype(np.float64))
+    gap = pair_norms(case, twice.astype(np.float64) - grown * once.astype(np.float64))
+    size = pair_norms(case, turned_array(case).astype(np.float64)) * grown**2
     rooms = [
-        sum((pair_norms(case, b) for b in three), SLACK * size) for three in zip(first, second, third, strict=True)
+        grown * (pair_norms(case, a) + pair_norms(case, c)) + pair_norms(case, b) + 2 * SLACK * size
+        for a, b, c in zip(first, second, third, strict=True)
     ]
     return kept(bench, gap, rooms, what="two rotations and one by the sum of positions")
 
@@ -191,11 +204,11 @@ def layouts_agree(bench: Bench, given: Input) -> Judgement:
     half = given.case.with_options(layout="half")
     woven = half.with_options(layout="interleaved")
     at_half, at_woven = (np.concatenate(np.broadcast_arrays(*pairs_of(c))) for c in (half, woven))
-    x = half.arrays["x"]
+    x = turned_array(half)
     moved = x.copy()
     moved[..., at_woven] = x[..., at_half]
     first, bounds = _out(bench, half)
-    second, others = _out(bench, woven.with_arrays(x=moved))
+    second, others = _out(bench, _with_turned(woven, moved))
     order = np.arange(x.shape[-1])
     order[at_half] = at_woven
     gap = np.abs(first.astype(np.float64) - second.astype(np.float64)[..., order])
@@ -228,6 +241,79 @@ def collisions(bench: Bench, given: Input) -> Judgement:
     return Judgement(Verdict.PASS, Basis.DERIVED, "different positions give different rotations")
 
 
+# --- decoding and lengths ---------------------------------------------------------------------------------------------
+
+
+def decoding(bench: Bench, given: Input) -> Judgement:
+    """P10: any run of positions gives what the whole gives: the last one, the second half, and one by one."""
+    case = given.case
+    length = turned_array(case).shape[2]
+    whole = observe(bench, case)
+    runs = [(length - 1, length), (length // 2, length), *((i, i + 1) for i in range(min(length, 6)))]
+    judged = []
+    for start, stop in dict.fromkeys(runs):
+        part = _rows(case, start, stop)
+        cut = {name: np.ascontiguousarray(values[:, :, start:stop]) for name, values in whole.items()}
+        what = f"positions {start} to {stop - 1} of {length} alone"
+        judged.append(agree(bench, part, cut, part, observe(bench, part), what=what))
+    return worst_of(judged)
+
+
+def _rows(case: Case, start: int, stop: int) -> Case:
+    """These positions of a case as a call of their own."""
+    x = np.ascontiguousarray(turned_array(case)[:, :, start:stop])
+    at = np.ascontiguousarray(case.arrays["positions"][..., start:stop])
+    return _with_turned(case, x).with_arrays(positions=at)
+
+
+def lengths_leave_no_trace(bench: Bench, given: Input) -> Judgement:
+    """A call of another length in between changes nothing: a short, a long and the short one again; and the reverse."""
+    case = given.case
+    others = [_moved(case, case.arrays["positions"] // 8), _moved(case, case.arrays["positions"] * 8 + 7)]
+    judged = []
+    for other in others:
+        first = observe(bench, case)
+        second = certify(bench, other)
+        again = observe(bench, case)
+        judged += [
+            second,
+            *(all_bits(first[n], again[n], what="the same call after one of another length") for n in first),
+        ]
+    return worst_of(judged)
+
+
+def neutral_scaling(bench: Bench, given: Input) -> Judgement:
+    """Parameters that change nothing (factor 1, a length within that of the training) rotate as without scaling."""
+    case, plain = given.case, given.case.without_options("scaling")
+    first, second = observe(bench, case), observe(bench, plain)
+    return agree(bench, case, first, plain, second, what="neutral parameters and none")
+
+
+def interpolated(bench: Bench, given: Input) -> Judgement:
+    """Linear scaling by a whole number is a division of positions: s m turned by theta / s is m turned by theta."""
+    plain = given.case.without_options("scaling")
+    factor = int(given.case.options["scaling"]["factor"])
+    case = _moved(given.case, plain.arrays["positions"] * factor)
+    first, second = observe(bench, case), observe(bench, plain)
+    return agree(bench, case, first, plain, second, what=f"positions times {factor} under linear scaling, and none")
+
+
+def with_angle_error(bench: Bench, given: Input) -> Judgement:
+    """P1 over positions: within the bound, and how far the output's angles are from the exact ones, in radians."""
+    judged = certify(bench, given.case)
+    if judged.verdict in (Verdict.ERROR, Verdict.UNSUPPORTED):
+        return judged
+    worst = angle_error_of(given.case, observe(bench, given.case)[output_name(given.case)])
+    return replace(judged, metrics={**judged.metrics, "angle_error": worst})
+
+
+def angle_error_of(case: Case, output: NDArray[Any]) -> float:
+    """The largest angle between a pair of the output and the exact one."""
+    first, second = pairs_of(case)
+    found, exact = (v[..., first] + 1j * v[..., second] for v in (output.astype(np.float64), exact_out(case)))
+    return float(np.abs(np.angle(found * exact.conj())).max(initial=0.0))
+
+
 # --- other relations -------------------------------------------------------------------------------------------------
 
 
@@ -235,19 +321,20 @@ def pure(bench: Bench, given: Input) -> Judgement:
     """P15: see `purity`; the other call has other content at other positions, the larger one is both in sequence."""
     case = given.case
     arrays = case.arrays
-    reversed_x = np.ascontiguousarray(arrays["x"][..., ::-1])
-    other, joined = {"x": reversed_x}, {"x": np.concatenate([reversed_x, arrays["x"]], axis=2)}
+    name_of_x, x = turned_name(case), turned_array(case)
+    reversed_x = np.ascontiguousarray(x[..., ::-1])
+    other, joined = {name_of_x: reversed_x}, {name_of_x: np.concatenate([reversed_x, x], axis=2)}
     for name, axis in (("positions", -1), ("cos", 0), ("sin", 0)):
         if name in arrays:
             other[name] = arrays[name] + 7 if name == "positions" else np.ascontiguousarray(arrays[name][::-1])
             joined[name] = np.concatenate([other[name], arrays[name]], axis=axis)
-    length = arrays["x"].shape[2]
+    length = x.shape[2]
     return purity(bench, case, case.with_arrays(**other), case.with_arrays(**joined), lambda out: out[:, :, :length])
 
 
 def options_of(case: Case) -> Iterator[tuple[str, Case]]:
     how = rotation(case)
-    for name in ("base", "layout", "rotary_dim"):
+    for name in ("base", "layout", "rotary_dim", "scaling"):
         # One pair is the same in both layouts.
         if name in case.options and not (name == "layout" and (how.layout == "half" or how.rotary_dim == 2)):
             yield name, case.without_options(name)
@@ -270,7 +357,7 @@ def options_matter(bench: Bench, given: Input) -> Judgement:
 def scalings(bench: Bench, given: Input) -> Judgement:
     """P25: x times a power of two, or negated, gives the output times that power, bit for bit above the subnormals."""
     case = given.case
-    fmt, x = bench.fmt, given.case.arrays["x"].astype(np.float64)
+    fmt, x = bench.fmt, turned_array(given.case).astype(np.float64)
     plain, bounds = _out(bench, case)
     judged = []
     for factor in (-1.0, 8.0, 0.125):
@@ -278,7 +365,7 @@ def scalings(bench: Bench, given: Input) -> Judgement:
         small = np.abs(moved[moved != 0]).min(initial=np.inf)
         if not np.array_equal(fmt.round(moved), moved) or small < fmt.smallest_normal:
             continue
-        other = case.with_arrays(x=fmt.store(moved))
+        other = _with_turned(case, fmt.store(moved))
         scaled, others = _out(bench, other)
         back = scaled.astype(np.float64) / factor
         what = f"x times {factor:g}"

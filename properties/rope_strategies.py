@@ -80,6 +80,7 @@ def rope_input(
     rotary_dim: int | None = None,
     base: float = 10000.0,
     positions: NDArray[Any] | None = None,
+    scaling: dict[str, Any] | None = None,
     features: dict[str, Any] | None = None,
 ) -> Input:
     """One case; positions (if not given) from 0 to ``far``, ``far`` itself last, different per batch entry if asked."""
@@ -89,9 +90,8 @@ def rope_input(
         positions = rng.integers(0, far + 1, shape)
         positions[..., -1] = far
     x = array(recipe, (batch, heads, positions.shape[-1], dims), bench.fmt)
-    return rope_case(bench, x, positions, layout=layout, rotary_dim=rotary_dim, base=base, facts={
-        "recipe": recipe.family, "gain": recipe.gain, "seed": recipe.seed, **(features or {}),
-    })  # fmt: skip
+    facts = {"recipe": recipe.family, "gain": recipe.gain, "seed": recipe.seed, **(features or {})}
+    return rope_case(bench, x, positions, layout=layout, rotary_dim=rotary_dim, base=base, scaling=scaling, facts=facts)
 
 
 def rope_case(
@@ -102,16 +102,23 @@ def rope_case(
     layout: str | None = None,
     rotary_dim: int | None = None,
     base: float = 10000.0,
+    scaling: dict[str, Any] | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Input:
-    """The case of given arrays: x [B, H, S, D] in the bench's storage dtype, positions [S] or [B, S]."""
+    """The case of given arrays: x [B, H, S, D] (dy of the gradient) in the bench's storage dtype, positions [S] or
+    [B, S]; [3, S] or [3, B, S] where the scaling has sections."""
     options: dict[str, Any] = {"layout": layout or layouts_of(bench)[0]}
     if rotary_dim is not None:
         options["rotary_dim"] = rotary_dim
     if base != 10000.0:
         options["base"] = base
-    case = Case("rope", {"x": x, "positions": positions.astype(np.int64)}, options)
-    known = {"position": int(np.max(positions)), "d": x.shape[-1], "layout": options["layout"]}
+    if scaling is not None:
+        options["scaling"] = scaling
+    turned = "dy" if bench.op == "rope_backward" else "x"
+    case = Case(bench.op, {turned: x, "positions": positions.astype(np.int64)}, options)
+    known: dict[str, Any] = {"position": int(np.max(positions)), "d": x.shape[-1], "layout": options["layout"]}
+    if scaling is not None:
+        known["rope_type"] = scaling["rope_type"]
     return Input(case, known | (facts or {}))
 
 

@@ -1,4 +1,4 @@
-"""The properties of rope rope_apply, for every chosen target and dtype."""
+"""The properties of rope, rope_backward, rope_apply, for every chosen target and dtype."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from properties.record import Journal
 
 OPS = (
     "rope",
+    "rope_backward",
     "rope_apply",
 )
 

@@ -104,7 +104,7 @@ BLIND_SPOTS: tuple[BlindSpot, ...] = (
     BlindSpot(
         "an angle that is wrong by less than the rounding of the result",
         "a 16-bit output hides angle errors below about 2⁻⁹ (bf16) or 2⁻¹² (fp16)",
-        lambda s: s.op in ("rope", "rope_apply") and s.narrow,
+        lambda s: s.op in ("rope", "rope_backward", "rope_apply") and s.narrow,
     ),
     BlindSpot(
         "the rotation at positions where the contract's own angle error reaches a full turn",

@@ -19,7 +19,7 @@ Measure = Callable[[Record], float | None]
 BOUND = (1.0, "the bound")
 ATTENTION = frozenset({"attention", "mla"})
 SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp"})
-ROPE = frozenset({"rope", "rope_apply"})
+ROPE = frozenset({"rope", "rope_backward", "rope_apply"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,21 @@ Pair i of the first `rotary_dim` entries is rotated by position * base^(-2i/rota
 through bit for bit. x `[B, H, S, D]`, positions int64 `[S]` or `[B, S]`. Layout `half` pairs (i, i +
 rotary_dim/2), `interleaved` pairs (2i, 2i+1). Frequencies, angles, tables and rotation are float32 (float64
 for float64 inputs), the output is rounded once: the contract `fp32_angle`. Raises ValueError for an unknown
-layout.
+layout. Scaled frequencies: `targets.rope_frequencies_torch`. The gradient is the rotation with sin negated.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from targets import rope_frequencies_torch as rules
 from targets.honest.describe import ALL, UP_TO_32_BITS, describe
 
 LAYOUTS = ("half", "interleaved")
+Parameters = Mapping[str, Any]
 
 
 def width(given: int | None, head_dim: int) -> int:
@@ -25,7 +28,7 @@ def width(given: int | None, head_dim: int) -> int:
 
 def frequencies(base: float, dim: int, head_dim: int, dtype: torch.dtype) -> Tensor:
     """`[dim/2]`: base^(-2i/dim) (`head_dim` is for those who take the wrong one)."""
-    return 1.0 / base ** (torch.arange(0, dim, 2).to(dtype) / dim)
+    return rules.plain(base, dim, dtype)
 
 
 def angles(positions: Tensor, frequency: Tensor) -> Tensor:
@@ -33,9 +36,9 @@ def angles(positions: Tensor, frequency: Tensor) -> Tensor:
     return positions[..., None].to(frequency.dtype) * frequency
 
 
-def table(angle: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin in the compute dtype (`dtype` is that of x, for contracts that store the table in it)."""
-    return angle.cos(), angle.sin()
+def table(angle: Tensor, size: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin times `size`, in the compute dtype (`dtype` is that of x, for contracts that store them in it)."""
+    return angle.cos() * size, angle.sin() * size
 
 
 def pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
@@ -66,8 +69,13 @@ class Steps:
 
     width: Callable[[int | None, int], int] = width
     frequencies: Callable[[float, int, int, torch.dtype], Tensor] = frequencies
+    scaled: Callable[[float, int, Parameters, int, torch.dtype], Tensor] = rules.frequencies
+    length: Callable[[Tensor, Parameters | None], int] = rules.length_of
+    magnitude: Callable[[Parameters | None], float] = rules.magnitude
+    by_axis: Callable[[Tensor, Tensor, Parameters], Tensor] = rules.angles
+    backward: Callable[[Tensor], Tensor] = torch.neg
     angles: Callable[[Tensor, Tensor], Tensor] = angles
-    table: Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]] = table
+    table: Callable[[Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = table
     pairs: Callable[[Tensor, str], tuple[Tensor, Tensor]] = pairs
     rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = rotate
     unpair: Callable[[Tensor, Tensor, str], Tensor] = unpair
@@ -90,6 +98,28 @@ def apply(x: Tensor, cos: Tensor, sin: Tensor, layout: str, steps: Steps) -> Ten
     return torch.cat((steps.output(turned, x.dtype), x[..., dim:]), -1)
 
 
+def table_of(
+    steps: Steps,
+    positions: Tensor,
+    *,
+    base: float,
+    dim: int,
+    head_dim: int,
+    scaling: Parameters | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """cos and sin `[S, dim/2]` or `[B, 1, S, dim/2]`, times the magnitude."""
+    wide, by_axis = wide_dtype(dtype), rules.sections(scaling) is not None
+    if positions.dim() == (3 if by_axis else 2):
+        positions = positions.unsqueeze(-2)
+    if scaling is None:
+        frequency = steps.frequencies(base, dim, head_dim, wide)
+    else:
+        frequency = steps.scaled(base, dim, scaling, steps.length(positions, scaling), wide)
+    angle = steps.by_axis(positions, frequency, scaling) if by_axis and scaling else steps.angles(positions, frequency)
+    return steps.table(angle, steps.magnitude(scaling), dtype)
+
+
 def kernel(
     steps: Steps = HONEST,
     *,
@@ -106,17 +136,44 @@ def kernel(
         base: float = 10000.0,
         layout: str = "half",
         rotary_dim: int | None = None,
+        scaling: Parameters | None = None,
     ) -> Tensor:
         dim = steps.width(rotary_dim, x.shape[-1])
-        frequency = steps.frequencies(base, dim, x.shape[-1], wide_dtype(x.dtype))
-        places = positions if positions.dim() == 1 else positions[:, None]
-        cos, sin = steps.table(steps.angles(places, frequency), x.dtype)
+        cos, sin = table_of(steps, positions, base=base, dim=dim, head_dim=x.shape[-1], scaling=scaling, dtype=x.dtype)
         return apply(x, cos, sin, layout, steps)
 
     return rope
 
 
+def gradient(
+    steps: Steps = HONEST,
+    *,
+    dtypes: tuple[str, ...] = UP_TO_32_BITS,
+    contract: str | dict[str, object] | None = None,
+) -> Callable[..., Tensor]:
+    """The gradient of the kernel with these steps."""
+
+    @describe("rope_backward", dtypes=dtypes, contract=contract)
+    def rope_backward(
+        dy: Tensor,
+        positions: Tensor,
+        *,
+        base: float = 10000.0,
+        layout: str = "half",
+        rotary_dim: int | None = None,
+        scaling: Parameters | None = None,
+    ) -> Tensor:
+        dim = steps.width(rotary_dim, dy.shape[-1])
+        cos, sin = table_of(
+            steps, positions, base=base, dim=dim, head_dim=dy.shape[-1], scaling=scaling, dtype=dy.dtype
+        )
+        return apply(dy, cos, steps.backward(sin), layout, steps)
+
+    return rope_backward
+
+
 rope = kernel(dtypes=ALL)
+rope_backward = gradient(dtypes=ALL)
 
 
 @describe("rope_apply", dtypes=ALL)

@@ -25,10 +25,10 @@ def series(rest: Tensor, first: int) -> Tensor:
     return total.clamp(-1.0, 1.0)
 
 
-def reduced_table(angle: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def reduced_table(angle: Tensor, size: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     wide = angle.double()
     rest = wide - (wide / TURN).round().clamp(-32768, 32767) * TURN
-    return series(rest, 0).to(angle.dtype), series(rest, 1).to(angle.dtype)
+    return series(rest, 0).to(angle.dtype) * size, series(rest, 1).to(angle.dtype) * size
 
 
 rope = honest.kernel(honest.Steps(table=reduced_table))
