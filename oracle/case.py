@@ -1,6 +1,6 @@
 """A case: the exact input of one call of one op, with a hash and a lossless file form.
 
-On disk a case is two files: ``<stem>.safetensors`` with the arrays (bfloat16 as such) and ``<stem>.json``
+On disk a case is two files: ``<stem>.safetensors`` with the arrays and ``<stem>.json``
 with op, options and provenance. The round trip is bit-exact, NaN payloads included.
 """
 
@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 SCHEMA = 1
-# safetensors' numpy reader has no bfloat16 of its own, so those bits travel as uint16 and the JSON names them.
-_BF16 = np.dtype(ml_dtypes.bfloat16)
+# numpy and safetensors' numpy reader have no such dtypes of their own, so their bits travel as integers and the JSON
+# names them.
+_FOREIGN = {np.dtype(t).name: np.dtype(t) for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
 # What reading a file that is no case can raise: from the file system, json, float.fromhex, safetensors, and lookups in
 # a document of another form.
 _UNREADABLE = (
@@ -120,7 +121,8 @@ def save_case(case: Case, stem: Path, *, note: Mapping[str, Any] | None = None) 
 
 def _packed(array: NDArray[Any]) -> NDArray[Any]:
     # A plain copy in C order: ascontiguousarray would make [1] of a scalar array.
-    return np.array(array.view(np.uint16) if array.dtype == _BF16 else array, order="C")
+    bits = np.uint16 if array.dtype.itemsize == 2 else np.uint8
+    return np.array(array.view(bits) if array.dtype.name in _FOREIGN else array, order="C")
 
 
 def load_case(path: Path) -> Case:
@@ -132,7 +134,8 @@ def load_case(path: Path) -> Case:
         with safe_open(data, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict, and not iterable
                 raw = file.get_tensor(name)
-                tensors[name] = raw.view(_BF16) if document["dtypes"][name] == "bfloat16" else raw
+                stored = document["dtypes"][name]
+                tensors[name] = raw.view(_FOREIGN[stored]) if stored in _FOREIGN else raw
         options: dict[str, Any] = {}
         for key, value in document["options"].items():
             if isinstance(value, dict) and "array" in value:

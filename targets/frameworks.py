@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FRAMEWORKS = ("torch", "numpy")
+# Dtypes that numpy has through ml_dtypes only; torch calls them by the same names.
+_FOREIGN = {np.dtype(t).name: t for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
 
 
 class Fence:
@@ -88,8 +90,9 @@ class TorchBridge:
     torch: Any
 
     def adopt(self, array: NDArray[Any]) -> Any:
-        if array.dtype == np.dtype(ml_dtypes.bfloat16):
-            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
+        if array.dtype.name in _FOREIGN:
+            bits = array.view(np.int16 if array.dtype.itemsize == 2 else np.int8)
+            return self.torch.from_numpy(bits).view(getattr(self.torch, array.dtype.name))
         return self.torch.from_numpy(array)
 
     def to_native(self, array: NDArray[Any], device: str) -> Any:
@@ -98,8 +101,10 @@ class TorchBridge:
 
     def to_numpy(self, value: Any) -> NDArray[Any]:
         value = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-        if value.dtype == self.torch.bfloat16:
-            return np.asarray(value.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16))
+        name = str(value.dtype).removeprefix("torch.")
+        if name in _FOREIGN:
+            bits = self.torch.int16 if value.element_size() == 2 else self.torch.int8
+            return np.asarray(value.view(bits).numpy().view(_FOREIGN[name]))
         return np.asarray(value.numpy())
 
     def is_native(self, value: Any) -> bool:

@@ -78,6 +78,7 @@ def numbers(case: Case, block: Block) -> Head:
         chosen(case, "softcap_order") == "after_mask",
         x.sink is not None,
         common,
+        any(case.options.get(name) is not None for name in attention_case.DESCALES),
     )
 
 
@@ -105,6 +106,7 @@ class Head:
     """One head's numbers: q [r, D], k [n, D], v [n, Dv], the magnitudes of the last two, |bias| [r, n] or None.
 
     With a sink the last key is its. common [r, 1] or None: how much larger a kernel's scores may be, a whole row alike.
+    descaled: whether q, k, v are stored numbers times factors.
     """
 
     q: Float64Array
@@ -119,6 +121,7 @@ class Head:
     cap_last: bool = False
     has_sink: bool = False
     common: Float64Array | None = None
+    descaled: bool = False
 
     def of_rows(self, rows: slice) -> Head:
         bias, common = (None if a is None else a[rows] for a in (self.bias, self.common))
@@ -171,6 +174,9 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
     results = []
     for form, (c, eps, rho), t, weighted in zip(forms, made, tilted, found.weighted, strict=True):
         k_p = forward.cast_error(land, form, c)
+        if head.descaled:
+            # V is multiplied by its factor, or the output is.
+            k_p = compound(k_p, c.u)
         inner = forward.weights_part(t, weighted, found.farthest)
         inner = inner + k_p * forward.cast_part(t, head.v_magnitude, found.largest)
         inner = inner + forward.underflow_part(t, land, found, form, c) + c.omega_v * (1 + k_p)
@@ -186,6 +192,9 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
         # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
         out_bound = np.where(np.isnan(out_bound) & broken, np.inf, out_bound)
         too_large = out.upper_abs() + out_bound >= out_format.overflow_threshold
+        if form.saturate:
+            beyond = out.upper_abs() + out_bound - out_format.max_finite
+            out_bound, too_large = np.maximum(out_bound, beyond), np.zeros_like(too_large)
         lse_too_large = lse_size + lse_bound >= lse_format.overflow_threshold
         whole = Bounded(out_bound, broken | too_large)
         results.append(Errors(c, land, eps, rho, whole, Bounded(lse_bound, broken | lse_too_large), broken))
@@ -216,6 +225,9 @@ def _score_error(
         with_bias=bias is not None,
         operands=_operand_sums(head, land, c),
     )
+    if head.descaled:
+        # Two more constants in the scale, or one more rounding of q and of k.
+        eps = eps + 2 * c.u * (1 + 2.0**-7) * raw * alpha
     if head.softcap is None:
         return eps_with_bias(eps, bias, land.size, alpha, contract, c)
     before = _before_cap(head, block)

@@ -8,7 +8,7 @@ Every field is a claim about the implementation; the numbers that bounds are mad
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import ceil, expm1, log, log1p
+from math import ceil, exp, expm1, frexp, isfinite, log, log1p
 from typing import Any
 
 from oracle.formats import FORMATS, Format, format_named
@@ -40,6 +40,7 @@ class Contract:
     exp: largest relative error of exp. tanh, tanh_abs: relative and absolute error of the soft cap's tanh.
     output, output_stores, flush: output format and how often O is rounded to it (2 where it is renormalised for a sink
     after it was stored); whether stages flush subnormals.
+    saturate: whether what is too large for the output's format becomes its largest number (else inf, or NaN in e4m3).
     lse: ``natural``, ``base2`` or ``absent``. angle, table, rotate: rope stages (None: compute).
     exponent: softmax: ``natural`` exp(x - m); ``exp2`` by one product with log2 e after or fused with the shift;
     ``scaled`` if x log2 e is rounded before the shift. from_lse: softmax, whether the result is formed from a rounded
@@ -73,6 +74,7 @@ class Contract:
     output: str | None = None
     output_stores: int = 1
     flush: bool = False
+    saturate: bool = False
     lse: str = "natural"
     angle: str | None = None
     table: str | None = None
@@ -97,7 +99,8 @@ class Constants:
     division, o:
     output, P: the
     cast weights, S: stored scores, D: stored differences S - m, q, k, v: operands of a product). omega_in: absolute
-    error of an entry of q or k, scaled or not, next to zero. w_acc: what one step of the P.V accumulator can lose next to zero.
+    error of an entry of q or k, scaled or not, next to zero. w_acc: what one step of the P.V accumulator can lose next
+    to zero.
     """
 
     u: float
@@ -167,7 +170,7 @@ def constants(contract: Contract, input_format: Format) -> Constants:
         u_div=4 * u,
         u_o=output.unit_roundoff,
         omega_o=_omega(output, contract.flush),
-        u_P=max(weights.unit_roundoff if cast else 0.0, operand),
+        u_P=_cast_unit(contract, max(weights.unit_roundoff if cast else 0.0, operand), u),
         omega_P=_cast_omega(contract, weights, cast, tf32),
         u_S=scores.unit_roundoff if contract.score_stores else 0.0,
         omega_S=_omega(scores, contract.flush) if contract.score_stores else 0.0,
@@ -189,6 +192,11 @@ def compound(*errors: float) -> float:
     return float(expm1(sum(log1p(e) for e in errors)))
 
 
+def _cast_unit(contract: Contract, unit: float, u: float) -> float:
+    # A factor that is no power of two is rounded into P before the cast and out of the sum after it.
+    return unit if frexp(contract.weight_scale)[0] == 0.5 else compound(unit, u, u)
+
+
 def _cast_omega(contract: Contract, weights: Format, cast: bool, tf32: bool) -> float:
     lost = _omega(weights, contract.flush) if cast else 0.0
     lost += _omega(FORMATS["tf32"], contract.flush) if tf32 else 0.0
@@ -207,6 +215,9 @@ def dot_error(contract: Contract, c: Constants, terms: int) -> float:
 def accumulation_error(contract: Contract, c: Constants, keys: int) -> float:
     """c_n: relative to sum p|v|, the error of the P.V accumulation over ``keys`` keys with its rescales."""
     depth = _depth(contract, keys)
+    if contract.engine != "fma" and contract.tile is not None:
+        # A fresh accumulator per tile, promoted to the compute format by one sum and one rescale.
+        return compound(_chain_error(contract, c, min(contract.tile, keys)), c.g(2 * tiles(contract, keys)))
     if contract.engine != "fma":
         chain = _chain_error(contract, c, keys, extra_steps=tiles(contract, keys))
         return compound(chain, c.g(2 * tiles(contract, keys)))
@@ -405,7 +416,21 @@ def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format:
     forms = tuple(dict.fromkeys(replace(form, **changed) for form in base))
     for form in forms:
         _validate(form)
-    return forms
+    # Forms whose largest weight overflows its format are not legal ones.
+    fitting = tuple(form for form in forms if _largest_weight(form) <= _weights_of(form, input_format).max_finite)
+    if not fitting:
+        weights = _weights_of(forms[0], input_format)
+        largest = f"{_largest_weight(forms[0]):.6g}, the largest weight times weight_scale,"
+        raise UnknownContract(f"{largest} does not fit into {weights.name} (at most {weights.max_finite:.6g})")
+    return fitting
+
+
+def _largest_weight(form: Contract) -> float:
+    return form.weight_scale * exp(form.lag)
+
+
+def _weights_of(form: Contract, input_format: str) -> Format:
+    return _resolve(form.weights, format_named(input_format))
 
 
 def _validate(form: Contract) -> None:
@@ -423,6 +448,8 @@ def _validate(form: Contract) -> None:
         form.compute, form.scores, form.weights, form.accumulator, form.output, form.angle, form.table, form.rotate,
         form.latent, form.up,
     )  # fmt: skip
+    if not (isfinite(form.weight_scale) and form.weight_scale > 0):
+        raise UnknownContract(f"weight_scale must be a positive number, got {form.weight_scale!r}")
     for name in named:
         if name is not None and name != "input":
             format_named(name)

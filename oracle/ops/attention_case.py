@@ -4,6 +4,9 @@ Options (OPS): scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may a
 (left, right; -1 is unbounded), softcap, alibi_slopes [Hq] or [B, Hq], sinks [Hq]. Query head h reads KV head
 h // (Hq / Hkv). What implementations publish differently is an option too:
 
+q_descale, k_descale, v_descale: factors of 8-bit storage, float32, one number or [B, Hkv]: what is attended to is q
+times its factor, and so on, exactly.
+
 causal_alignment: position of query i among the keys, ``top_left`` i or ``bottom_right`` i + Sk - Sq; also for windows
 and ALiBi. window_left: whether the key at distance ``left`` is ``included`` or ``excluded``. softcap_order: before or
 after bias and ALiBi join. alibi_bias: -slope |distance| or slope j (a row's scores then differ by a constant, so that
@@ -12,7 +15,7 @@ O is the same and L is not). lse_sink: whether L includes the sink's logit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Options that say which of the published meanings holds; the first value is the default."""
 ALIGNMENTS = CHOICES["causal_alignment"]
+DESCALES = ("q_descale", "k_descale", "v_descale")
 OPTIONS: dict[str, Any] = {
     "scale": None,
     "is_causal": False,
@@ -44,6 +48,7 @@ OPTIONS: dict[str, Any] = {
     "softcap": None,
     "alibi_slopes": None,
     "sinks": None,
+    **dict.fromkeys(DESCALES),
     **{name: values[0] for name, values in CHOICES.items()},
 }
 
@@ -74,6 +79,8 @@ def check(case: Case) -> None:
                 f"attn_mask of shape {list(mask.shape)} does not broadcast to [B, Hq, Sq, Sk] {list(whole)}"
             )
     check_options(case.options, batch=q.shape[0], heads=q.shape[1])
+    for name in DESCALES:
+        _check_descale(name, case.options.get(name), k.shape[:2], format_of(q))
 
 
 def check_options(options: Any, *, batch: int, heads: int) -> None:
@@ -101,6 +108,27 @@ def check_options(options: Any, *, batch: int, heads: int) -> None:
         raise ValueError(f"sinks must be an array [Hq] = [{heads}], got {_described(sinks)}")
     if slopes is not None and _shape(slopes) not in ((heads,), (batch, heads)):
         raise ValueError(f"alibi_slopes must be an array [{heads}] or [{batch}, {heads}], got {_described(slopes)}")
+
+
+def _check_descale(name: str, factor: Any, heads: tuple[int, ...], fmt: Format) -> None:
+    if factor is None:
+        return
+    if fmt.name == "fp64":
+        raise ValueError(f"{name} is for formats of at most 32 bits: its products must be exact")
+    values: Float64Array = np.asarray(factor, dtype=np.float64)
+    if values.shape not in ((), heads):
+        raise ValueError(f"{name} must be a number or an array [B, Hkv] {list(heads)}, got shape {list(values.shape)}")
+    normal = np.isfinite(values) & (values >= FORMATS["fp32"].smallest_normal)
+    if not (normal & (FORMATS["fp32"].round(values) == values)).all():
+        raise ValueError(f"{name} must hold positive float32 numbers, got {factor!r}")
+
+
+def _descaled(a: Float64Array, name: str, case: Case, b: int, kv: int) -> Float64Array:
+    """a times its factor, exact in float64."""
+    factor = case.options.get(name)
+    if factor is None:
+        return a
+    return np.asarray(a * float(factor[b, kv] if np.ndim(factor) else factor))
 
 
 def _is_number(x: Any, *kinds: type) -> bool:
@@ -210,7 +238,10 @@ def head(case: Case, key: tuple[int, ...], rows: Rows) -> Head:
     if mask is not None and mask.dtype != np.bool_:
         bias = _head_of(mask, case, key)[rows].astype(np.float64)
     taken = q[b, h] if len(rows) == q.shape[2] and np.array_equal(rows, np.arange(len(rows))) else q[b, h][rows]
-    wide = [a.astype(np.float64, copy=False) for a in (taken, k[b, kv], v[b, kv])]
+    wide = [
+        _descaled(a.astype(np.float64, copy=False), name, case, b, kv)
+        for a, name in zip((taken, k[b, kv], v[b, kv]), DESCALES, strict=True)
+    ]
     visible = visibility(case, key, rows)
     undefined = np.zeros(len(rows), dtype=bool)
     if not all(_all_finite(a) for a in wide):
@@ -273,9 +304,7 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
     return block_of(ar, case, key, rows, x, done)
 
 
-def block_of(
-    ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, x: Head, done: attention.Attended
-) -> Block:
+def block_of(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, x: Head, done: attention.Attended) -> Block:
     """One head's results as a block."""
     values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
     if done.uncapped is not None:
@@ -309,7 +338,10 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     def named(name: str | None) -> Format:
         return input_format if name is None or name == "input" else FORMATS[name]
 
-    result = {"weights": named(contract.weights), "output": named(contract.output)}
+    weights, (_, power) = named(contract.weights), np.frexp(contract.weight_scale)
+    # P times 2^k, rounded and divided by 2^k again, is P in a format whose exponents lie k lower.
+    lower = replace(weights, emin=weights.emin - int(power) + 1, emax=weights.emax - int(power) + 1)
+    result = {"weights": weights if power == 1 else lower, "output": named(contract.output)}
     if contract.score_stores:
         result["raw_scores"] = result["scores"] = named(contract.scores)
     if contract.shifted is not None:
