@@ -20,7 +20,7 @@ LOG2_E = np.float32(1.4426950408889634)
 @dataclass(frozen=True)
 class Fp8Kernel:
     """step, fraction, result: products a step of the engine, fraction bits it keeps of each, bits of its result; None:
-    a sequential float32 chain. promote: every tile has a fresh accumulator, added in float32. factor: that of P before
+    a sequential float32 chain. promote: every tile has fresh sums of P V and of P, added in float32. factor: that of P before
     its cast to ``weights``. dequantise: q, k, v are multiplied by their factors first, in float32."""
 
     engine: tuple[int, int, int] | None = (32, 13, 13)
@@ -93,8 +93,10 @@ def run_fp8(
             held = cast(p)
             terms = held / factor if kernel.rounded_sum else p
             total = total * drop
+            own = np.zeros_like(total) if kernel.promote else total
             for j in range(p.shape[1]):
-                total = total + terms[:, j : j + 1]
+                own = own + terms[:, j : j + 1]
+            total = total + own if kernel.promote else own
             if not kernel.normalised:
                 acc = gathered(acc * drop, held, start)
             top = new

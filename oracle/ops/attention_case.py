@@ -245,7 +245,7 @@ def head(case: Case, key: tuple[int, ...], rows: Rows) -> Head:
     visible = visibility(case, key, rows)
     undefined = np.zeros(len(rows), dtype=bool)
     if not all(_all_finite(a) for a in wide):
-        clean = [np.isfinite(a).all(axis=1) for a in wide]
+        clean = [np.asarray(np.isfinite(a).all(axis=1)) for a in wide]
         undefined |= ~clean[0] & visible.any(axis=1)
         undefined |= (visible & ~(clean[1] & clean[2])[None, :]).any(axis=1)
         wide = [np.where(np.isfinite(a), a, 0.0) for a in wide]
