@@ -11,147 +11,14 @@ stored numbers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meta_tests.oracle.honest_machine import LN_2, LOG2_E, Array, Kernel, Machine
+from meta_tests.oracle.honest_options import Options, offsets, renormalised, scores, sink_logit
 from oracle.formats import FORMATS, Format
-
-Array = NDArray[Any]
-LOG2_E = 1.4426950408889634
-LN_2 = 0.6931471805599453
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """An honest kernel. ``contract``: the fields it declares; ``formats``: the input formats it is run in.
-
-    exponent: ``natural`` exp(t alpha - m); ``scaled`` exp2(t alpha2 - M); ``fma`` exp2(fma(t, alpha2, -m alpha2));
-    ``late`` exp2((t - m) alpha2). alpha2 = alpha log2 e. scale_on: ``scores``, ``q`` (in float32), ``sqrt`` (both, in
-    float32), ``q_stored``, ``sqrt_stored`` (in the input format). order: of every sum. spite: whose exp errs at its
-    limit, that of ``weights`` (as ``push`` says) or of ``rescale`` (always low); exp_error: that limit, four units if
-    None.
-    in_place: P V adds key by key to the running output instead of a fresh sum per tile.
-    """
-
-    contract: dict[str, Any] = field(default_factory=dict)
-    formats: tuple[str, ...] = ("fp32", "fp16", "bf16")
-    exponent: str = "natural"
-    scale_on: str = "scores"
-    tile: int = 32
-    splits: int = 1
-    order: str = "forward"
-    cast: bool = True
-    in_place: bool = False
-    normalised: bool = False
-    rounded_sum: bool = False
-    stores: int = 0
-    lag: float = 0.0
-    tf32: bool = False
-    compute: str = "fp32"
-    accumulator: str | None = None
-    row_sum: str | None = None
-    flush: bool = False
-    spite: str = "none"
-    exp_error: float | None = None
-    reciprocal: bool = False
-    reverse_tiles: bool = False
-
-
-class Machine:
-    """Arithmetic of one kernel: every method rounds as the hardware that it stands for."""
-
-    def __init__(self, kernel: Kernel, fmt: Format) -> None:
-        self.kernel, self.fmt = kernel, fmt
-        self.real = np.float64 if kernel.compute == "fp64" else np.float32
-        self.wide = FORMATS[kernel.compute]
-        self.narrow = fmt.precision < self.wide.precision
-
-    def keep(self, x: Array) -> Array:
-        """A result in the compute format, subnormals flushed if the kernel flushes."""
-        x = np.asarray(x, dtype=self.real)
-        if self.kernel.flush:
-            x = np.where(np.abs(x) < self.wide.smallest_normal, self.real(0), x)
-        return x
-
-    def store(self, x: Array, fmt: Format | None = None) -> Array:
-        """Rounded to a format (default: the input's) and widened again."""
-        target = self.fmt if fmt is None else fmt
-        if target.precision >= self.wide.precision:
-            return x
-        y = x.astype(target.dtype).astype(self.real) if target.name != "tf32" else target.round(x).astype(self.real)
-        if self.kernel.flush:
-            y = np.where(np.abs(y) < target.smallest_normal, self.real(0), y)
-        return y
-
-    def cast(self, p: Array) -> Array:
-        """P as the product with V takes it."""
-        if self.kernel.tf32:
-            return self.store(p, FORMATS["tf32"])
-        return self.store(p) if self.kernel.cast else p
-
-    def sum(self, terms: Array, axis: int, start: Array | None = None, fmt: Format | None = None) -> Array:
-        """Sum along an axis in the kernel's order, from ``start`` if given; ``fmt``: format of the running sum."""
-
-        def add(a: Array, b: Array) -> Array:
-            total = self.keep(a + b)
-            return total if fmt is None else self.store(total, fmt)
-
-        parts = list(np.moveaxis(terms, axis, 0))
-        if self.kernel.order == "backward":
-            parts.reverse()
-        if self.kernel.order == "pairwise" and fmt is None:
-            while len(parts) > 1:
-                parts = [
-                    add(parts[i], parts[i + 1]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)
-                ]
-            return parts[0] if start is None else add(start, parts[0])
-        if self.kernel.order == "lanes" and fmt is None:
-            lanes = [self._chain(parts[i::4], add) for i in range(min(4, len(parts)))]
-            total = self._chain(lanes, add)
-            return total if start is None else add(start, total)
-        if start is not None:
-            parts = [start, *parts]
-        return self._chain(parts, add)
-
-    @staticmethod
-    def _chain(parts: list[Array], add: Callable[[Array, Array], Array]) -> Array:
-        total = parts[0]
-        for part in parts[1:]:
-            total = add(total, part)
-        return total
-
-    def dot(self, a: Array, b: Array, start: Array | None = None, fmt: Format | None = None) -> Array:
-        """a [n, k] times b [k, m] (+ start)."""
-        if self.kernel.order == "blas" and fmt is None:
-            product = self.keep(np.matmul(a, b))
-            return product if start is None else self.keep(start + product)
-        if self.kernel.order == "fma" and fmt is None and self.real is np.float32:
-            total = np.zeros((a.shape[0], b.shape[1]), self.real) if start is None else start
-            for i in range(a.shape[1]):
-                # The product of two float32 is exact in float64; one more rounding there is 2^-29 of the final one.
-                total = self.keep(a[:, i, None].astype(np.float64) * b[None, i] + total)
-            return total
-        return self.sum(self.keep(a[:, :, None] * b[None]), 1, start, fmt)
-
-    def fma(self, a: Array, b: Array, c: Array) -> Array:
-        return self.keep(a.astype(np.float64) * b + c) if self.real is np.float32 else self.keep(a * b + c)
-
-    def power(self, x: Array, base: float, push: Array | float) -> Array:
-        """base^x, the result moved by ``push`` (in -1..1) times what the contract allows beyond numpy's own error."""
-        y = self.keep(np.exp2(x) if base == 2.0 else np.exp(x))
-        if not np.any(push):
-            return y
-        # numpy's own exp errs by less than one unit of the limit.
-        unit = self.wide.unit_roundoff
-        room = (4 * unit if self.kernel.exp_error is None else self.kernel.exp_error) - 1.5 * unit
-        return np.where(x == 0, y, self.keep(y.astype(np.float64) * (1 + room * np.asarray(push))))
-
-    def divide(self, a: Array, b: Array) -> Array:
-        return self.keep(a * self.keep(self.real(1) / b)) if self.kernel.reciprocal else self.keep(a / b)
 
 
 @dataclass(frozen=True)
@@ -170,16 +37,17 @@ def run(
     alpha: float,
     visible: Array,
     bias: Array | None = None,
+    options: Options | None = None,
     push: Array | float = 0.0,
 ) -> Part:
     """O [Sq, Dv] rounded to ``fmt`` and L [Sq, 1] in the compute format; ``push`` [Sq, Sk]: which way exp errs."""
     m = Machine(kernel, fmt)
     with np.errstate(all="ignore"):
-        return _run(m, q, k, v, alpha, visible, bias, push)
+        return _run(m, q, k, v, alpha, visible, Options(bias) if options is None else options, push)
 
 
 def _run(
-    m: Machine, q: Array, k: Array, v: Array, alpha: float, visible: Array, bias: Array | None, push: Array | float
+    m: Machine, q: Array, k: Array, v: Array, alpha: float, visible: Array, options: Options, push: Array | float
 ) -> Part:
     kernel, real = m.kernel, m.real
     if kernel.flush:
@@ -189,7 +57,7 @@ def _run(
         q, k, v = (m.store(a, FORMATS["tf32"]) for a in (q, k, v))
     base = 2.0 if kernel.exponent != "natural" else np.e
     factor = real(alpha)
-    if base == 2.0:
+    if base == 2.0 and options.cap is None:
         factor = real(factor * real(LOG2_E))
     late: Any = factor
     if kernel.scale_on in ("q", "q_stored"):
@@ -197,46 +65,35 @@ def _run(
         q = m.store(q) if kernel.scale_on == "q_stored" else q
     elif kernel.scale_on.startswith("sqrt"):
         root = real(np.sqrt(real(alpha)))
-        q, k, late = m.keep(q * root), m.keep(k * root), None if base == np.e else real(LOG2_E)
+        q, k, late = (
+            m.keep(q * root),
+            m.keep(k * root),
+            None if base == np.e or options.cap is not None else real(LOG2_E),
+        )
         if kernel.scale_on == "sqrt_stored":
             q, k = m.store(q), m.store(k)
-    added = None
-    if bias is not None:
-        added = m.keep(bias.astype(real))
-        added = m.keep(added * real(LOG2_E)) if base == 2.0 else added
+    natural = options.cap is not None and (options.cap_last or kernel.exponent != "scaled")
+    terms = offsets(m, options, np.e if natural else base)
     keys = k.shape[0]
     borders = [keys * i // kernel.splits for i in range(kernel.splits + 1)]
     parts = []
     for a, b in itertools.pairwise(borders):
         if b > a:
             part_push = push[:, a:b] if isinstance(push, np.ndarray) and push.shape[1] == keys else push
-            part_bias = None if added is None else added[:, a:b]
-            parts.append(_sweep(m, q, k[a:b], v[a:b], late, base, visible[:, a:b], part_bias, part_push))
-    out, lse = parts[0] if kernel.splits == 1 else _merge(m, parts)
+            at = kernel.sink == "each split" or (not parts and kernel.sink not in ("late", "dropped"))
+            sink = options.sink if at else None
+            more = [term[:, a:b] for term in terms]
+            how = (late, base, visible[:, a:b], options, more, sink, part_push)
+            parts.append(_sweep(m, q, k[a:b], v[a:b], *how))
+    late_sink = options.sink if kernel.sink == "late" else None
+    out, lse = parts[0] if kernel.splits == 1 else _merge(m, parts, late_sink)
     return Part(m.store(m.keep(out)), lse)
-
-
-def _scores(m: Machine, q: Array, k: Array, late: Any, bias: Array | None) -> tuple[Array, Array | None]:
-    """(t, factor): the exponent is t factor, or t itself where the factor is None."""
-    kernel = m.kernel
-    t = m.dot(q, k.T)
-    if kernel.stores:
-        t = m.store(t)
-    if late is None or (kernel.exponent in ("fma", "late") and bias is None and not kernel.stores):
-        s, factor = t, late
-    else:
-        s, factor = m.keep(t * late), None
-    if kernel.stores:
-        s = m.store(s)
-    if bias is not None:
-        s = m.keep(s + bias)
-        s = m.store(s) if kernel.stores else s
-    return s, factor
 
 
 def _exponent(m: Machine, t: Array, factor: Any, top: Array) -> Array:
     if factor is None:
-        return m.keep(t - top)
+        gap = m.keep(t - top)
+        return m.store(gap) if m.kernel.shifted else gap
     if m.kernel.exponent == "fma":
         return m.fma(t, factor, -m.keep(top * factor))
     return m.keep(m.keep(t - top) * factor)
@@ -250,7 +107,9 @@ def _sweep(
     late: Any,
     base: float,
     visible: Array,
-    bias: Array | None,
+    options: Options,
+    terms: list[Array],
+    sink: float | None,
     push: Array | float,
 ) -> tuple[Array, Array]:
     kernel, real = m.kernel, m.real
@@ -263,9 +122,13 @@ def _sweep(
     if kernel.reverse_tiles:
         starts.reverse()
     factor: Any = None
+    if sink is not None and kernel.sink in ("first", "each split"):
+        raised = options.cap is not None and kernel.exponent != "scaled" and base == 2.0
+        top = np.full((rows, 1), sink_logit(m, sink, base, LOG2_E if raised else None), real)
+        total = np.ones((rows, 1), real)
     for start in starts:
         here = slice(start, start + kernel.tile)
-        t, factor = _scores(m, q, k[here], late, None if bias is None else bias[:, here])
+        t, factor = scores(m, q, k[here], late, options, [term[:, here] for term in terms], base)
         t = np.where(visible[:, here], t, -np.inf)
         most = t.max(axis=1, keepdims=True)
         lag = real(kernel.lag if base == np.e else kernel.lag * LOG2_E)
@@ -276,6 +139,7 @@ def _sweep(
         some_push = push[:, here] if isinstance(push, np.ndarray) and push.shape[1] == k.shape[0] else push
         p = np.where(visible[:, here], m.power(_exponent(m, t, factor, shift), base, some_push), real(0))
         drop = m.keep(top - shift) if factor is None else m.keep(m.keep(top - shift) * factor)
+        drop = m.store(drop) if kernel.shifted else drop
         rescale = np.where(np.isneginf(top), real(0), m.power(drop, base, -1.0 if kernel.spite == "rescale" else 0.0))
         cast = m.cast(p)
         total = m.keep(total * rescale)
@@ -286,10 +150,19 @@ def _sweep(
             acc = _accumulate(m, acc, cast, v[here], acc_fmt)
         top = new
     shift = np.where(np.isneginf(top), real(0), top)
+    if sink is not None and kernel.sink in ("last", "outside"):
+        logit = sink_logit(m, sink, base, factor)
+        most = np.where(np.isneginf(top), logit, np.maximum(top, logit)) if kernel.sink == "last" else shift
+        drop, own = m.keep(shift - most), m.keep(logit - most)
+        if factor is not None:
+            drop, own = m.keep(drop * factor), m.keep(own * factor)
+        rescale = m.power(drop, base, 0.0)
+        total = m.keep(m.keep(total * rescale) + m.power(own, base, 0.0))
+        acc, shift = m.keep(acc * rescale), most
     if kernel.normalised:
         for start in starts:
             here = slice(start, start + kernel.tile)
-            t, factor = _scores(m, q, k[here], late, None if bias is None else bias[:, here])
+            t, factor = scores(m, q, k[here], late, options, [term[:, here] for term in terms], base)
             some_push = push[:, here] if isinstance(push, np.ndarray) and push.shape[1] == k.shape[0] else push
             p = np.where(visible[:, here], m.power(_exponent(m, t, factor, shift), base, some_push), real(0))
             p = m.divide(p, total)
@@ -298,7 +171,8 @@ def _sweep(
         out = acc
     else:
         out = m.divide(acc, total)
-    return out, _lse(m, shift, total, factor, base)
+    lse = _lse(m, shift, total, factor, base)
+    return (out, lse) if sink is None or "sigmoid" not in kernel.sink else renormalised(m, out, lse, sink)
 
 
 def _accumulate(m: Machine, acc: Array, p: Array, v: Array, fmt: Format | None) -> Array:
@@ -313,7 +187,9 @@ def _lse(m: Machine, top: Array, total: Array, factor: Any, base: float) -> Arra
     return m.keep(m.keep(scaled + np.log2(total)) * real(LN_2))
 
 
-def _merge(m: Machine, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+def _merge(m: Machine, parts: list[tuple[Array, Array]], sink: float | None) -> tuple[Array, Array]:
+    if sink is not None:
+        parts = [*parts, (np.zeros_like(parts[0][0]), np.full_like(parts[0][1], m.keep(sink)))]
     lses = np.stack([lse for _, lse in parts])
     top = lses.max(axis=0)
     shares = np.where(
