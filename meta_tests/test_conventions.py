@@ -1,5 +1,6 @@
 """Conventions: one table of names and values, and probes that find each value on a kernel that has it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,17 @@ def kernel(**said: str) -> Target:
     """A numpy attention that follows the conventions it is told, with a mask, an LSE and grouped heads."""
 
     def attention(
-        q: Any, k: Any, v: Any, *, is_causal: bool = False, attn_mask: Any = None, return_lse: bool = False
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        is_causal: bool = False,
+        attn_mask: Any = None,
+        window_size: Any = None,
+        softcap: float | None = None,
+        alibi_slopes: Any = None,
+        sinks: Any = None,
+        return_lse: bool = False,
     ) -> Any:
         if said.get("grouped_heads") == "refused" and q.shape[1] != k.shape[1]:
             raise ValueError("as many KV heads as query heads, please")
@@ -44,18 +55,34 @@ def kernel(**said: str) -> Target:
         group = q.shape[1] // k.shape[1]
         k, v = np.repeat(k, group, 1).astype(np.float64), np.repeat(v, group, 1).astype(np.float64)
         scores = q.astype(np.float64) @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
-        visible = np.ones(scores.shape, dtype=bool)
+        sq, sk = scores.shape[-2:]
+        before = np.arange(sq)[:, None] - np.arange(sk) + (sk - sq if said["causal_alignment"] == "bottom_right" else 0)
+        visible, bias = np.ones(scores.shape, dtype=bool), np.zeros(scores.shape)
         if is_causal:
-            sq, sk = scores.shape[-2:]
-            visible &= np.tril(visible, sk - sq if said["causal_alignment"] == "bottom_right" else 0)
-        if attn_mask is not None:
+            visible &= before >= 0
+        if window_size is not None:
+            left, right = (n if n >= 0 else 10**6 for n in window_size)
+            visible &= (before <= left - (said["window_left"] == "excluded")) & (-before <= right)
+        if attn_mask is not None and attn_mask.dtype == bool:
             visible &= attn_mask
+        elif attn_mask is not None:
+            bias = bias + attn_mask.astype(np.float64)
+        if alibi_slopes is not None:
+            reach = np.arange(sk) if said["alibi_bias"] == "key_index" else -np.abs(before)
+            bias = bias + alibi_slopes[:, None, None] * reach
+        first = softcap if said["softcap_order"] == "before_mask" else None
+        scores = (scores if first is None else first * np.tanh(scores / first)) + bias
+        if softcap is not None and first is None:
+            scores = softcap * np.tanh(scores / softcap)
         weights = np.where(visible, np.exp(scores), 0.0)
-        total = weights.sum(-1, keepdims=True)
+        summed = total = weights.sum(-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks.astype(np.float64))[:, None, None]
+            summed = summed if said["lse_sink"] == "excluded" else total
         empty = total[..., 0] == 0
         with np.errstate(all="ignore"):
             out = (weights @ (np.nan_to_num(v) if said["masked_nan"] == "blocked" else v)) / total
-            lse = np.log(total[..., 0]) / (np.log(2.0) if said["lse_base"] == "2" else 1.0)
+            lse = np.log(summed[..., 0]) / (np.log(2.0) if said["lse_base"] == "2" else 1.0)
         out[empty] = {"zero": 0.0, "nan": np.nan, "mean": v.mean(axis=2)[0, 0]}[said["empty_row"]]
         lse[empty] = {"-inf": -np.inf, "+inf": np.inf, "finite": -1e30}[said["empty_row_lse"]]
         return (out.astype(q.dtype), lse.astype(np.float32)) if return_lse else out.astype(q.dtype)
@@ -72,6 +99,10 @@ USUAL = {
     "masked_nan": "blocked",
     "grouped_heads": "accepted",
     "unequal_value_dim": "accepted",
+    "window_left": "included",
+    "softcap_order": "before_mask",
+    "alibi_bias": "distance",
+    "lse_sink": "included",
 }
 
 
@@ -96,6 +127,44 @@ def test_a_target_that_never_answers_has_no_conventions() -> None:
         raise ValueError("never")
 
     assert probe(target_from(broken, spec="f"), "fp32") == {}
+
+
+def without(target: Target, *names: str) -> Target:
+    """The target, of which some parameters are not known."""
+    return replace(target, parameters={n: own for n, own in target.parameters.items() if n not in names})
+
+
+@pytest.mark.parametrize("alignment", ["top_left", "bottom_right"])
+def test_an_alignment_shows_through_a_window_or_alibi(alignment: str) -> None:
+    target = kernel(**USUAL | {"causal_alignment": alignment})
+    for hidden in (("is_causal",), ("is_causal", "window_size")):
+        assert probe(without(target, *hidden), "fp32")["causal_alignment"] == alignment
+    bare = probe(without(target, "is_causal", "window_size", "alibi_slopes"), "fp32")
+    assert "causal_alignment" not in bare
+    # A window that no key lies in is an empty row, where there is no mask.
+    windowed = probe(without(target, "is_causal", "attn_mask"), "fp32")
+    assert (windowed["empty_row"], windowed["empty_row_lse"]) == ("zero", "-inf")
+
+
+def test_what_no_probe_can_tell_stays_unknown() -> None:
+    target = kernel(**USUAL)
+    told = {
+        "softcap_order": ("attn_mask", "alibi_slopes"),
+        "window_left": ("window_size",),
+        "lse_sink": ("sinks",),
+        "alibi_bias": ("alibi_slopes",),
+    }
+    for name, by in told.items():
+        assert name not in probe(without(target, *by), "fp32")
+    silent = replace(target, function=lambda *a, **k: target.function(*a, **k | {"return_lse": False}))
+    assert "lse_sink" not in probe(without(silent, "return_lse"), "fp32")
+
+
+@pytest.mark.parametrize("order", ["before_mask", "after_mask"])
+@pytest.mark.parametrize("bias", ["distance", "key_index"])
+def test_the_order_of_a_cap_shows_through_alibi(order: str, bias: str) -> None:
+    target = kernel(**USUAL | {"softcap_order": order, "alibi_bias": bias})
+    assert probe(without(target, "attn_mask"), "fp32")["softcap_order"] == order
 
 
 def test_declared_conventions_are_taken_at_their_word() -> None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from properties import attention_edges as edges
 from properties import attention_relations as relations
 from properties import model_gate, strategies
+from properties.attention_heads import heads_alone
 from properties.attention_merge import split_merge
+from properties.attention_options import NAMES
 from properties.bench import Bench, Input
 from properties.judging import guarded, structure_only, within_bound
 from properties.pipeline import certify
@@ -37,11 +39,18 @@ def _excluding(bench: Bench) -> st.SearchStrategy[Input]:
         choices.append(strategies.attention(bench, causal=True))
     if bench.has("attn_mask"):
         choices.append(strategies.attention(bench, causal=False, mask=True))
+    if bench.has("window_size"):
+        choices.append(strategies.attention(bench, mask=False, options=("window_size",), one=True))
     return st.one_of(choices)
 
 
+def _splitting(bench: Bench) -> st.SearchStrategy[Input]:
+    # A part of the keys sees its queries elsewhere, which ALiBi knows.
+    return strategies.attention(bench, options=tuple(name for name in NAMES if name != "alibi_slopes"))
+
+
 def _plain(bench: Bench) -> st.SearchStrategy[Input]:
-    return strategies.attention(bench, causal=False, mask=False)
+    return strategies.attention(bench, causal=False, mask=False, options=("softcap", "sinks"))
 
 
 def _one_key(bench: Bench) -> st.SearchStrategy[Input]:
@@ -63,7 +72,7 @@ def _sinks(bench: Bench) -> st.SearchStrategy[Input]:
 
 
 def _optional(bench: Bench) -> st.SearchStrategy[Input]:
-    return strategies.attention(bench, scale=bench.has("scale"), largest_q=16, largest_k=48)
+    return strategies.attention(bench, scale=bench.has("scale"), largest_q=16, largest_k=48, one=True)
 
 
 def _row(id: str, title: str, check: Check, **more: object) -> Property:
@@ -105,7 +114,9 @@ PROPERTIES: tuple[Property, ...] = (
         edges=edges.equal_edges,
     ),
     _row("P6", "one visible key gives its V row", within_bound, search=_one_key, edges=edges.single_edges),
-    _row("P7", "parts merged by LSE equal the whole", split_merge, search=_general, edges=edges.part_edges, needs=LSE),
+    _row(
+        "P7", "parts merged by LSE equal the whole", split_merge, search=_splitting, edges=edges.part_edges, needs=LSE
+    ),
     _row("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.lse_edges, needs=LSE),
     _row(
         "P9",
@@ -117,7 +128,7 @@ PROPERTIES: tuple[Property, ...] = (
     _row(
         "P13",
         "heads are independent: each gives what it gives alone, grouped KV heads equal repeated ones",
-        relations.heads_alone,
+        heads_alone,
         search=_grouped,
         edges=edges.head_edges,
     ),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from oracle.case import Case
+from properties import attention_option_edges as option_lists
 from properties import strategies
 from properties.bench import Bench, Input
 from properties.real_input import captured_layers, load_layer
@@ -130,6 +131,7 @@ def range_edges(bench: Bench) -> Iterator[Input]:
     yield from logit_sweep(bench)
     yield from hidden_ranges(bench)
     yield from near_overflow(bench)
+    yield from option_lists.ranges(bench)
 
 
 def shape_edges(bench: Bench) -> Iterator[Input]:
@@ -153,6 +155,7 @@ def shape_edges(bench: Bench) -> Iterator[Input]:
         yield strategies.attention_input(
             bench, kv_heads=kv_heads, group=group, sq=3, sk=17, dims=8, features={"edge": "heads"}
         )
+    yield from option_lists.shapes(bench)
 
 
 def sink_sweep(bench: Bench) -> Iterator[Input]:
@@ -194,6 +197,7 @@ def option_edges(bench: Bench) -> Iterator[Input]:
     yield strategies.attention_input(bench, is_causal=True, **common)
     for kind in ("bool", "additive"):
         yield strategies.attention_input(bench, mask=Mask(kind), **common)
+    yield from option_lists.matter(bench)
 
 
 def dtype_edges(bench: Bench) -> Iterator[Input]:
@@ -246,6 +250,7 @@ def visibility_edges(bench: Bench) -> Iterator[Input]:
             yield strategies.attention_input(
                 bench, sq=20, sk=37, is_causal=True, mask=Mask(), features={"edge": "causal and mask"}
             )
+    yield from option_lists.windows(bench)
 
 
 def hidden_edges(bench: Bench) -> Iterator[Input]:
@@ -254,6 +259,7 @@ def hidden_edges(bench: Bench) -> Iterator[Input]:
         yield strategies.attention_input(bench, sq=sq, sk=sk, is_causal=True, features={"edge": "causal"})
     for mask in masks(bench, "some", "last"):
         yield strategies.attention_input(bench, batch=2, kv_heads=2, sq=4, sk=37, mask=mask, features={"edge": "mask"})
+    yield from option_lists.windows(bench)
 
 
 def empty_edges(bench: Bench) -> Iterator[Input]:
@@ -269,6 +275,7 @@ def empty_edges(bench: Bench) -> Iterator[Input]:
     if bench.has("attn_mask"):
         for mask in (Mask("bool", "all", "keys"), Mask("additive", "all")):
             yield strategies.attention_input(bench, batch=2, sq=3, sk=40, mask=mask, features={"edge": "all empty"})
+    yield from option_lists.empty(bench)
 
 
 def equal_edges(bench: Bench) -> Iterator[Input]:
@@ -276,6 +283,7 @@ def equal_edges(bench: Bench) -> Iterator[Input]:
     longest = 300 if bench.target.interpreted else bench.profile.large
     for sk in (n for n in (300, 700, 2500) if n <= longest):
         yield strategies.attention_input(bench, sq=2, sk=sk, recipe=Recipe("zeros"), features={"edge": "equal"})
+    yield from option_lists.sums(bench)
 
 
 def single_edges(bench: Bench) -> Iterator[Input]:
@@ -284,6 +292,7 @@ def single_edges(bench: Bench) -> Iterator[Input]:
         yield strategies.attention_input(bench, sq=2, sk=1, logits=Logits("offset", size), features={"edge": "one key"})
     for mask in masks(bench, "all but one"):
         yield strategies.attention_input(bench, sq=3, sk=37, mask=mask, features={"edge": "one visible key"})
+    yield from option_lists.single(bench)
 
 
 def part_edges(bench: Bench) -> Iterator[Input]:
@@ -295,6 +304,7 @@ def part_edges(bench: Bench) -> Iterator[Input]:
         yield strategies.attention_input(bench, batch=2, kv_heads=2, sq=3, sk=40, mask=mask, features={"edge": "mask"})
     for sq, sk in causal_shapes(bench, (9, 12), (12, 9), (40, 65)):
         yield strategies.attention_input(bench, sq=sq, sk=sk, is_causal=True, features={"edge": "causal"})
+    yield from option_lists.parts(bench)
 
 
 def lse_edges(bench: Bench) -> Iterator[Input]:
@@ -316,6 +326,7 @@ def head_edges(bench: Bench) -> Iterator[Input]:
             yield strategies.attention_input(
                 bench, batch=2, kv_heads=kv_heads, group=group, sq=3, sk=17, mask=mask, features={"edge": "heads"}
             )
+    yield from option_lists.heads(bench)
 
 
 def purity_edges(bench: Bench) -> Iterator[Input]:

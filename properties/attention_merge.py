@@ -1,7 +1,8 @@
 """P7: the outputs of disjoint sets of keys, merged by their LSE, equal the output of all keys.
 
 Split-KV kernels, ring attention and chunked prefill rely on it. Where a row sees nothing of a part, the part's weight
-is zero: by its own LSE if the target's convention for it is -inf, else because the caller knows.
+is zero: by its own LSE if the target's convention for it is -inf, else because the caller knows. A sink is counted by
+one part: given to the first, and withheld from the others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.formats import Float64Array
+from oracle.ops.attention_case import chosen
 from properties.attention_relations import visible_rows
 from properties.bench import Bench, Input
 from properties.judging import draw_of
@@ -41,6 +43,9 @@ def split_merge(bench: Bench, given: Input) -> Judgement:
 
 def _parts(bench: Bench, case: Case, cut: int) -> Iterator[Case]:
     """Calls that attend to keys [0, cut) and [cut, Sk) of the case; nothing where one of them cannot be asked for."""
+    if case.options.get("alibi_slopes") is not None:
+        # A part of the keys sees its queries at other distances.
+        return
     k, v = case.arrays["k"], case.arrays["v"]
     keys, mask = k.shape[2], case.options.get("attn_mask")
     found = []
@@ -48,9 +53,11 @@ def _parts(bench: Bench, case: Case, cut: int) -> Iterator[Case]:
         part = case.with_arrays(k=k[:, :, start:stop], v=v[:, :, start:stop])
         if mask is not None and mask.shape[-1] > 1:
             part = part.with_options(attn_mask=mask[..., start:stop])
-        if case.options.get("is_causal"):
+        if start:
+            part = part.without_options("sinks", "lse_sink")
+        if case.options.get("is_causal") or case.options.get("window_size") is not None:
             seen = visible_rows(case)[..., start:stop]
-            bare = part.without_options("is_causal", "causal_alignment")
+            bare = part.without_options("is_causal", "causal_alignment", "window_size", "window_left")
             if np.array_equal(visible_rows(part), seen):
                 pass
             elif np.array_equal(visible_rows(bare), seen):
@@ -72,8 +79,15 @@ def _merged(bench: Bench, whole: Outputs, whole_bounds: Bounds, parts: list[Case
     if bench.conventions.get("empty_row_lse") != "-inf":
         lse = np.where(blind, -np.inf, lse)
     out = np.where(blind[..., None] & ~np.isfinite(out), 0.0, out)
+    sink = _sink(parts[0])
+    if parts[0].options.get("sinks") is not None:
+        # With nothing but the sink to see, its logit is the sum.
+        lse[0] = np.where(blind[0], sink, lse[0])
     bounds = [full_bounds(bench, c, s) for c, s in zip(parts, seen, strict=True)]
     total, whole_lse = whole["out"].astype(np.float64), whole["lse"].astype(np.float64) * factor
+    if chosen(parts[0], "lse_sink") == "excluded":
+        # What a part weighs includes its sink.
+        lse[0], whole_lse = np.logaddexp(lse[0], sink), np.logaddexp(whole_lse, sink)
     ratios = []
     for form in range(len(bench.forms)):
         # A part of which a row sees nothing is exactly empty: no bound of it enters.
@@ -101,6 +115,14 @@ def _merged(bench: Bench, whole: Outputs, whole_bounds: Bounds, parts: list[Case
     verdict = Verdict.PASS if ratios[best] <= 1 else Verdict.FAIL
     detail = f"merge of the keys before and from {cut}: {ratios[best]:.3g} of the allowed difference"
     return Judgement(verdict, Basis.DERIVED, detail, ratios[best], forms=forms)
+
+
+def _sink(case: Case) -> Float64Array:
+    """The sinks [1, Hq, 1] of a case, -inf without any."""
+    sinks = case.options.get("sinks")
+    heads = case.arrays["q"].shape[1]
+    held = np.full(heads, -np.inf) if sinks is None else sinks.astype(np.float64)
+    return np.asarray(held[None, :, None])
 
 
 def _worst(gap: Float64Array, room: Float64Array, promised: NDArray[np.bool_]) -> float:

@@ -16,6 +16,7 @@ from oracle.enclosure import enclose
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention_case import blocks, visibility
 from properties import judging
+from properties.attention_options import NAMES
 from properties.bench import Bench, Input
 from properties.fence import fenced_call
 from properties.judging import draw_of
@@ -41,12 +42,22 @@ def _with_key(case: Case, j: int, **values: Any) -> Case:
 
 
 def watched_keys(case: Case, visible: NDArray[np.bool_], count: int) -> list[int]:
-    """Up to ``count`` keys that some rows see and some do not: the last, the first, then any; else the last key."""
+    """Up to ``count`` keys that some rows see and some do not: the last, the first, then any; else the last key.
+
+    With a window first those on both sides of either end of a drawn row's.
+    """
+    ends = _ends_of_a_window(case, visible) if case.options.get("window_size") is not None else []
     mixed = np.flatnonzero((~visible).any(axis=(0, 1, 2)))
     if not len(mixed):
-        return [visible.shape[-1] - 1]
+        return ends[:count] or [visible.shape[-1] - 1]
     others = draw_of(case).permutation(mixed)
-    return [int(j) for j in dict.fromkeys([mixed[-1], mixed[0], *others])][:count]
+    return [int(j) for j in dict.fromkeys([*ends, mixed[-1], mixed[0], *others])][: max(count, len(ends))]
+
+
+def _ends_of_a_window(case: Case, visible: NDArray[np.bool_]) -> list[int]:
+    row = visible[0, 0, draw_of(case).integers(visible.shape[2])]
+    ends = np.flatnonzero(row[1:] != row[:-1])
+    return [int(j) for end in ends[[0, -1]] for j in (end, end + 1)] if len(ends) else []
 
 
 def _unseen_bits(before: Outputs, after: Outputs, blind: NDArray[np.bool_], *, what: str) -> Judgement:
@@ -140,8 +151,10 @@ def partition_of_unity(bench: Bench, given: Input) -> Judgement:
     v = case.arrays["v"].astype(np.float64)
     v = np.repeat(v, case.arrays["q"].shape[1] // v.shape[1], axis=1)
     seen = visible[..., None]
-    low = np.where(seen, v[:, :, None], np.inf).min(axis=3)
-    high = np.where(seen, v[:, :, None], -np.inf).max(axis=3)
+    # A sink is one more key, of value 0.
+    nothing = (0.0, 0.0) if case.options.get("sinks") is not None else (np.inf, -np.inf)
+    low = np.where(seen, v[:, :, None], np.inf).min(axis=3, initial=nothing[0])
+    high = np.where(seen, v[:, :, None], -np.inf).max(axis=3, initial=nothing[1])
     room = np.max([b["out"] for b in full_bounds(bench, case, {"out": out["out"]})], axis=0)
     value = out["out"].astype(np.float64)
     live = visible.any(axis=-1, keepdims=True) & np.isfinite(room)
@@ -154,25 +167,7 @@ def partition_of_unity(bench: Bench, given: Input) -> Judgement:
     return unit
 
 
-def heads_alone(bench: Bench, given: Input) -> Judgement:
-    """P13: a head of a sequence gives what it gives alone, with its own mask; grouped KV heads are repeated ones."""
-    case = given.case
-    whole = observe(bench, case)
-    group = case.arrays["q"].shape[1] // case.arrays["k"].shape[1]
-    judged = []
-    if group > 1:
-        repeated = case.with_arrays(**{n: np.repeat(case.arrays[n], group, axis=1) for n in ("k", "v")})
-        again = observe(bench, repeated)
-        judged.append(agree(bench, case, whole, repeated, again, what="grouped and repeated KV heads"))
-    for b, h in _places(case):
-        alone = _one_head(case, b, h, h // group)
-        part = {name: values[b : b + 1, h : h + 1] for name, values in whole.items()}
-        what = f"head {h} of sequence {b}, among others and alone"
-        judged.append(_agree_on(bench, alone, part, observe(bench, alone), what=what))
-    return worst_of(judged)
-
-
-def _agree_on(bench: Bench, case: Case, first: Outputs, second: Outputs, *, what: str) -> Judgement:
+def agree_on(bench: Bench, case: Case, first: Outputs, second: Outputs, *, what: str) -> Judgement:
     """PASS if two outputs for the same case differ by at most twice their bound."""
     bounds = full_bounds(bench, case, first)
     judged = []
@@ -180,23 +175,6 @@ def _agree_on(bench: Bench, case: Case, first: Outputs, second: Outputs, *, what
         gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64))
         judged.append(judging.kept(bench, gap, [2 * b[name] for b in bounds], what=what, output=name))
     return worst_of(judged)
-
-
-def _places(case: Case) -> list[tuple[int, int]]:
-    """At most six (sequence, head), every head of a short list and every sequence."""
-    batch, heads = case.arrays["q"].shape[:2]
-    chosen = np.unique(np.linspace(0, heads - 1, 6).astype(int))
-    return [(i % batch, int(h)) for i, h in enumerate(chosen)] + [(b, 0) for b in range(1, batch)]
-
-
-def _one_head(case: Case, b: int, h: int, kv: int) -> Case:
-    q, k, v = (case.arrays[n][b : b + 1] for n in ("q", "k", "v"))
-    alone = case.with_arrays(q=q[:, h : h + 1], k=k[:, kv : kv + 1], v=v[:, kv : kv + 1])
-    mask = case.options.get("attn_mask")
-    if mask is None or mask.ndim < 4:
-        return alone
-    own = mask[b : b + 1] if mask.shape[0] > 1 else mask
-    return alone.with_options(attn_mask=own[:, h : h + 1] if own.shape[1] > 1 else own)
 
 
 def purity(bench: Bench, given: Input) -> Judgement:
@@ -207,7 +185,7 @@ def purity(bench: Bench, given: Input) -> Judgement:
     if trespassed:
         return Judgement(Verdict.FAIL, Basis.EXACT, f"memory next to the array given as {trespassed} was written")
     if fenced.fault is None:
-        apart = _agree_on(bench, case, plain, fenced.outputs, what="NaN in the memory next to the inputs")
+        apart = agree_on(bench, case, plain, fenced.outputs, what="NaN in the memory next to the inputs")
         if apart.verdict is not Verdict.PASS:
             return apart
     reversed_ = {n: np.ascontiguousarray(a[..., ::-1]) for n, a in case.arrays.items()}
@@ -218,14 +196,16 @@ def purity(bench: Bench, given: Input) -> Judgement:
 def _two_sequences(first: Case, second: Case) -> Case:
     """Both cases, alike in shape and options, as one with twice the sequences."""
     joined = first.with_arrays(**{n: np.concatenate([a, second.arrays[n]]) for n, a in first.arrays.items()})
-    mask = first.options.get("attn_mask")
+    mask, slopes = first.options.get("attn_mask"), first.options.get("alibi_slopes")
+    if slopes is not None and slopes.ndim == 2:
+        joined = joined.with_options(alibi_slopes=np.concatenate([slopes, slopes]))
     if mask is None or mask.ndim < 4 or mask.shape[0] == 1:
         return joined
     return joined.with_options(attn_mask=np.concatenate([mask, mask]))
 
 
 def _without(case: Case) -> Iterator[tuple[str, Case]]:
-    for name in ("scale", "is_causal", "attn_mask"):
+    for name in ("scale", "is_causal", "attn_mask", *NAMES):
         if name in case.options:
             yield name, case.without_options(name)
 
@@ -249,16 +229,20 @@ SHIFTS = (-10, -3, -1, 1, 3, 10)
 
 
 def symmetries(bench: Bench, given: Input) -> Judgement:
-    """P25: key order does not matter, duplicated keys change nothing, powers of two pass through exactly."""
+    """P25: key order does not matter, duplicated keys change nothing, powers of two pass through exactly.
+
+    Of options those that do not know where a key stands; a sink, which is not duplicated along, weighs less beside two.
+    """
     case = given.case
     k, v = case.arrays["k"], case.arrays["v"]
     plain = observe(bench, case)
     order = draw_of(case).permutation(k.shape[2])
     permuted = case.with_arrays(k=k[:, :, order], v=v[:, :, order])
     judged = [agree(bench, case, plain, permuted, observe(bench, permuted), what="permuted keys")]
-    doubled = case.with_arrays(k=np.concatenate([k, k], axis=2), v=np.concatenate([v, v], axis=2))
-    twice = {"out": observe(bench, doubled)["out"]}
-    judged.append(agree(bench, case, {"out": plain["out"]}, doubled, twice, what="every key twice"))
+    if case.options.get("sinks") is None:
+        doubled = case.with_arrays(k=np.concatenate([k, k], axis=2), v=np.concatenate([v, v], axis=2))
+        twice = {"out": observe(bench, doubled)["out"]}
+        judged.append(agree(bench, case, {"out": plain["out"]}, doubled, twice, what="every key twice"))
     fmt = bench.fmt
     larger = case.with_arrays(v=fmt.store(2 * v.astype(np.float64)))
     if np.isfinite(larger.arrays["v"].astype(np.float64)).all():

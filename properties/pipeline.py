@@ -22,6 +22,7 @@ from oracle.error import Errors, measure, summarise
 from oracle.formats import FORMATS, Float64Array, format_of
 from oracle.ops.table import op_named
 from properties.bench import Bench, sampled_rows
+from properties.empty_rows import empty_rows
 from properties.vacuity import trivially_accepted
 from properties.verdict import Basis, Judgement, Verdict
 from targets.base import Observed
@@ -101,7 +102,7 @@ def weigh(
     """Errors of one block against each form's bound, with the oracle made precise enough to decide."""
     values = {n: block.take(n, v) for n, v in observed.outputs.items() if n in outputs and block.holds(n)}
     formats = {n: format_of(v) for n, v in values.items()}
-    convention = _empty_rows(bench, block, values)
+    convention = empty_rows(bench, case, block, values)
     live = ~(block.empty | block.undefined)
     for step, precision in enumerate((*PRECISIONS, None)):
         bounded = bounds_of(case.op)(case, block, forms, formats)
@@ -175,28 +176,6 @@ def _based(exact: Enclosure, name: str, bench: Bench) -> Enclosure:
         return exact
     hi = exact.hi * _LOG2_E
     return Enclosure(hi, exact.lo * _LOG2_E, exact.rad * _LOG2_E + np.abs(hi) * 2.0**-51)
-
-
-def _empty_rows(bench: Bench, block: Block, values: Mapping[str, NDArray[Any]]) -> str:
-    """What contradicts the stated conventions for empty rows, or nothing."""
-    if not block.empty.any():
-        return ""
-    for name, convention, value in (("out", "empty_row", "value"), ("lse", "empty_row_lse", "LSE")):
-        stated = bench.conventions.get(convention)
-        if stated is None or name not in values:
-            continue
-        rows = values[name][block.empty].astype(np.float64)
-        kept = {
-            "zero": np.all(rows == 0),
-            "nan": np.isnan(rows).all(),
-            "mean": np.isfinite(rows).all(),
-            "-inf": np.isneginf(rows).all(),
-            "+inf": np.isposinf(rows).all(),
-            "finite": np.isfinite(rows).all(),
-        }[stated]
-        if not kept:
-            return f"the {value} of an empty row is not {stated}, as the target's convention says"
-    return ""
 
 
 def _only(errors: Errors, live: NDArray[np.bool_]) -> Errors:

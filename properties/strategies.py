@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.case import Case
+from properties.attention_options import NAMES, NONE, Extras, drawn, option_values
 from properties.bench import Bench, Input
 from properties.recipes import FAMILIES, GENERAL, KINDS, OVER, Logits, Mask, Recipe, array, mask_array, plant
 
@@ -50,8 +51,13 @@ def attention(
     scale: bool | None = None,
     grouped: bool | None = None,
     gains: Sequence[float] = (1.0,),
+    options: Sequence[str] = NAMES,
+    one: bool = False,
 ) -> Input:
-    """Attention inputs. None for causal, mask, scale, grouped: drawn where there is the option; True, False: fixed."""
+    """Attention inputs. None for causal, mask, scale, grouped: drawn where there is the option; True, False: fixed.
+
+    ``options`` names the further ones that may be drawn; with ``one`` at least one of them is, if the target has any.
+    """
     slow = bench.target.interpreted
     sk = draw(lengths(min(largest_k, 80) if slow else largest_k))
     sq = sk if square else draw(lengths(min(largest_q, 24) if slow else largest_q))
@@ -68,6 +74,7 @@ def attention(
     gain = draw(st.sampled_from(tuple(gains)))
     q_recipe = Recipe(draw(st.sampled_from(tuple(families))), draw(SEEDS), gain)
     v_recipe = Recipe(draw(st.sampled_from(tuple(value_families))), q_recipe.seed)
+    extras = drawn(draw, bench, options, one=one)
     return attention_input(
         bench,
         batch=batch,
@@ -82,6 +89,7 @@ def attention(
         is_causal=is_causal,
         mask=draw(MASKS) if masked else None,
         scale=draw(st.sampled_from((0.3, 1.0, 0.01))) if scaled else None,
+        extras=extras,
     )
 
 
@@ -106,9 +114,10 @@ def attention_input(
     is_causal: bool = False,
     mask: Mask | None = None,
     scale: float | None = None,
+    extras: Extras = NONE,
     features: dict[str, Any] | None = None,
 ) -> Input:
-    """One attention case from plain numbers. Options that the target lacks are left out, its alignment is used."""
+    """One attention case from plain numbers. Options that the target lacks are left out, its conventions are used."""
     fmt = bench.fmt
     heads = kv_heads * group
     used = scale if scale is not None else 1.0 / float(np.sqrt(dims))
@@ -124,6 +133,7 @@ def attention_input(
         options["scale"] = scale
     if mask is not None and bench.has("attn_mask"):
         options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), fmt)
+    options |= option_values(bench, extras, batch=batch, heads=heads)
     case = Case("attention", {"q": fmt.store(q), "k": fmt.store(k), "v": v}, options)
     facts = {
         "recipe": recipe.family,
@@ -138,7 +148,7 @@ def attention_input(
         "causal": bool(options.get("is_causal", False)),
         "mask": f"{mask.kind}, hides {mask.hides}, over {mask.over}" if "attn_mask" in options and mask else "",
     }
-    return Input(case, facts | (features or {}))
+    return Input(case, facts | extras.facts() | (features or {}))
 
 
 ALL_FAMILIES, ALL_KINDS = tuple(FAMILIES), KINDS

@@ -7,9 +7,12 @@ Each function takes the target's own keyword arguments and returns one `Exact` p
 import math
 from typing import Any, NamedTuple
 
+import mpmath
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from meta_tests.oracle import rope_witness
 
 Array = NDArray[np.float64]
 
@@ -37,10 +40,18 @@ def attention(
     scale: float | None = None,
     is_causal: bool = False,
     attn_mask: Any = None,
+    window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
     return_lse: bool = False,
     top_left: bool = False,
+    other_options: bool = False,
 ) -> list[Exact]:
-    """Causal masks are aligned bottom-right unless `top_left`; an empty row is 0 with LSE -inf."""
+    """Queries are aligned bottom-right unless `top_left`; an empty row is 0 with LSE -inf, or that of its sink.
+
+    `other_options`: the left end of a window is outside, a soft cap comes last, ALiBi adds slope j, L knows no sink.
+    """
     q, k, v = wide(q), wide(k), wide(v)
     batch, heads, rows, dim = q.shape
     keys = k.shape[2]
@@ -55,22 +66,40 @@ def attention(
         for h in range(heads):
             shared = h * k.shape[1] // heads
             for i in range(rows):
-                last = keys - 1 if not is_causal else (i if top_left else i + keys - rows)
-                seen = [j for j in range(keys) if j <= last and not (boolean and not mask[b, h, i, j])]
+                at = i if top_left else i + keys - rows
+                left, right = (-1, -1) if window_size is None else window_size
+                first = at - left + other_options if left >= 0 else 0
+                last = min(keys - 1, at if is_causal else keys, at + right if right >= 0 else keys)
+                seen = [j for j in range(max(0, first), last + 1) if not (boolean and not mask[b, h, i, j])]
                 bias = np.array([0.0 if mask is None or boolean else mask[b, h, i, j] for j in seen])
-                s = np.array([alpha * math.fsum(q[b, h, i] * k[b, shared, j]) for j in seen]) + bias
-                if not seen or np.all(s == -math.inf):
+                if alibi_slopes is not None:
+                    slope = float(alibi_slopes[b, h] if alibi_slopes.ndim == 2 else alibi_slopes[h])
+                    bias = bias + [slope * (j if other_options else -abs(at - j)) for j in seen]
+                s = np.array([alpha * math.fsum(q[b, h, i] * k[b, shared, j]) for j in seen])
+                largest = np.abs(bias[bias > -math.inf]).max(initial=0.0)
+                if softcap is not None and not other_options:
+                    s = softcap * np.tanh(s / softcap)
+                s = s + bias
+                hidden = s == -math.inf
+                if softcap is not None and other_options:
+                    s = np.where(hidden, s, softcap * np.tanh(s / softcap))
+                sink = -math.inf if sinks is None else float(sinks[h])
+                if np.all(hidden):
+                    log.value[b, h, i] = -math.inf if other_options else sink
                     continue
-                p = np.exp(s - s.max())
-                total = p.sum()
+                top = max(s.max(), sink)
+                p = np.exp(s - top)
+                keyed = p.sum()
+                total = keyed + math.exp(sink - top)
                 p /= total
                 values = np.abs(v[b, shared, seen])
                 size = max(alpha * np.abs(q[b, h, i] * k[b, shared, j]).sum() for j in seen)
-                size = (dim + 6) * (size + np.abs(s[s > -math.inf]).max(initial=0.0))
+                size = (dim + 6) * (size + np.abs(s[~hidden]).max(initial=0.0) + largest)
+                size += 0.0 if sinks is None else 6 * abs(sink)
                 out.value[b, h, i] = p @ v[b, shared, seen]
                 out.stored[b, h, i] = p @ values + np.abs(out.value[b, h, i])
                 out.computed[b, h, i] = size * (p @ values) + (len(seen) + 10) * (p @ values)
-                log.value[b, h, i] = s.max() + np.log(total)
+                log.value[b, h, i] = top + math.log(keyed if other_options else total)
                 log.stored[b, h, i] = np.abs(log.value[b, h, i])
                 log.computed[b, h, i] = size + len(seen) + 10
     return [out, log] if return_lse else [out]
@@ -111,16 +140,38 @@ def _turn(x: Array, cos: Array, sin: Array, angle: Array, layout: str) -> Exact:
 
 
 def rope(
-    x: Any, positions: Any, *, base: float = 10000.0, layout: str = "half", rotary_dim: int | None = None
+    x: Any,
+    positions: Any,
+    *,
+    base: float = 10000.0,
+    layout: str = "half",
+    rotary_dim: int | None = None,
+    scaling: Any = None,
+    sign: float = 1.0,
 ) -> list[Exact]:
+    """`sign` of sin: -1 for the gradient."""
     x = wide(x)
     half = (x.shape[-1] if rotary_dim is None else rotary_dim) // 2
     places = positions.numpy().astype(np.float64)
-    places = places[:, None] if places.ndim == 2 else places
+    if scaling is None or "mrope_section" not in scaling:
+        places = np.stack([places] * 3)
+    places = places[:, :, None] if places.ndim == 3 else places
+    length = int(places.max()) + 1
+    with mpmath.workprec(100):
+        theta = [float(rope_witness.frequency(i, 2 * half, base, scaling, length)) for i in range(half)]
+        size = float(rope_witness.size(scaling))
     shape = (*x.shape[:-1], half)
-    angle = np.broadcast_to(np.stack([places * float(base) ** (-i / half) for i in range(half)], -1), shape)
-    roundings = np.abs(angle) * [2.0 + 3 * i / half * math.log(base) for i in range(half)]
-    return [_turn(x, np.cos(angle), np.sin(angle), roundings, layout)]
+    turned = [places[rope_witness.axis(i, scaling)] * theta[i] for i in range(half)]
+    angle = np.broadcast_to(np.stack(turned, -1), shape)
+    # Blended frequencies magnify the rounding of what they are blended by.
+    blended = 40 if scaling is not None and scaling["rope_type"] in ("yarn", "llama3") else 10 if scaling else 0
+    roundings = np.abs(angle) * [2.0 + blended + 4 * i / half * math.log(base) for i in range(half)]
+    made = _turn(x, size * np.cos(angle), sign * size * np.sin(angle), roundings, layout)
+    return [made._replace(computed=made.computed * max(size, 1.0) + 16 * made.stored * (size != 1))]
+
+
+def rope_backward(dy: Any, positions: Any, **options: Any) -> list[Exact]:
+    return rope(dy, positions, **options, sign=-1.0)
 
 
 def rope_apply(x: Any, cos: Any, sin: Any, *, layout: str = "half") -> list[Exact]:

@@ -13,6 +13,10 @@ CONVENTIONS: Mapping[str, Mapping[str, str]] = {
         "empty_row": "zero",
         "empty_row_lse": "-inf",
         "masked_nan": "blocked",
+        "window_left": "included",
+        "softcap_order": "before_mask",
+        "alibi_bias": "distance",
+        "lse_sink": "included",
     },
     "mla": {
         "causal_alignment": "bottom_right",

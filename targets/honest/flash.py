@@ -7,8 +7,9 @@ the contract `flash`, and `fp32` for float32 inputs, where the cast does nothing
 
 Shapes: q `[B, Hq, Sq, D]`, k `[B, Hkv, Sk, D]`, v `[B, Hkv, Sk, Dv]`; inside, a tile of scores is
 `[B, Hq, Sq, T]`, row statistics are `[B, Hq, Sq, 1]`. Conventions: causal masks are aligned bottom-right, a
-boolean mask is True where a query may attend, a row without keys gives 0 and LSE -inf, NaN and inf in a
-key or value that a row may not attend to never reach that row.
+boolean mask is True where a query may attend, a row without keys gives 0 and LSE -inf (with a sink: the sink), NaN and
+inf in a key or value that a row may not attend to never reach that row. `targets.honest.flash_options` says what
+window, soft cap, ALiBi and sinks are.
 
 `Steps` names each decision of the kernel once. An honest variant or a mutant replaces one of them and says
 `kernel(Steps(row_sum=...))`.
@@ -22,12 +23,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from targets.honest import flash_options
 from targets.honest.describe import UP_TO_32_BITS, describe
 
 TILE = 32  # small, so that short test inputs already cross tile borders
 
 Shape = tuple[int, int, int, int]
 Masks = tuple[Tensor, ...]
+Window = tuple[int, int]
 Part = tuple[Tensor, Tensor]
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -142,11 +145,19 @@ class Steps:
     splits: int = 1
     right_to_left: bool = False
     first_max: float = -math.inf
+    cap_last: bool = False  # soft cap after bias and ALiBi
     scale_of: Callable[[float | None, int], float] = scale_of
     kv_head: Callable[[int, int], Tensor] = kv_head
     causal: Callable[[int, int], Tensor] = causal
     read_mask: Callable[[Tensor, Shape], Tensor] = read_mask
     scores: Callable[[Tensor, Tensor, float], Tensor] = scores
+    window: Callable[[int, int, int, int], Tensor] = flash_options.window
+    cap: Callable[[Tensor, float], Tensor] = flash_options.cap
+    slopes_of: Callable[[Tensor, int, int], Tensor] = flash_options.slopes_of
+    reach: Callable[[int, int], Tensor] = flash_options.reach
+    alibi: Callable[[Tensor, Tensor, Tensor], Tensor] = flash_options.alibi
+    sink_of: Callable[[Tensor, float], Tensor] = flash_options.sink_of
+    sink_in: Callable[[int], bool] = flash_options.sink_in
     add_bias: Callable[[Tensor, Tensor, float], Tensor] = add_bias
     exclude: Callable[[Tensor, Masks], Tensor] = exclude
     row_max: Callable[[Tensor, Tensor], Tensor] = row_max
@@ -167,7 +178,10 @@ HONEST = Steps()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One call, prepared: KV heads repeated, masks and bias as views of `[B, Hq, Sq, Sk]`."""
+    """One call, prepared: KV heads repeated, masks and bias as views of `[B, Hq, Sq, Sk]`.
+
+    softcap: None without. slopes: ALiBi's `[B, Hq]`. sink: `[Hq]`.
+    """
 
     q: Tensor
     k: Tensor
@@ -175,14 +189,32 @@ class Problem:
     alpha: float
     masks: Masks
     bias: Tensor | None
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    sink: Tensor | None = None
 
     def scores(self, steps: Steps, keys: slice) -> tuple[Tensor, Masks]:
         """The masked scores of a tile of keys, and who may see them."""
         tile = steps.scores(self.q, self.k[..., keys, :], self.alpha)
+        if self.softcap is not None and not steps.cap_last:
+            tile = steps.cap(tile, self.softcap)
+        if self.slopes is not None:
+            reach = steps.reach(self.q.shape[-2], self.k.shape[-2])
+            tile = steps.alibi(tile, self.slopes, reach[:, keys])
         if self.bias is not None:
             tile = steps.add_bias(tile, self.bias[..., keys], self.alpha)
+        if self.softcap is not None and steps.cap_last:
+            tile = steps.cap(tile, self.softcap)
         seen = tuple(mask[..., keys] for mask in self.masks)
         return steps.exclude(tile, seen), seen
+
+    def start(self, steps: Steps, split: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Maximum and sum `[B, Hq, Sq, 1]` before any key: those of the sink, where this split counts it."""
+        rows = (*self.q.shape[:-1], 1)
+        if self.sink is None or not steps.sink_in(split):
+            return torch.full(rows, steps.first_max, dtype=dtype), torch.zeros(rows, dtype=dtype)
+        sink = self.sink.to(dtype)[:, None, None].expand(rows)
+        return sink.clone(), (sink != -math.inf).to(dtype)
 
 
 def prepare(
@@ -193,27 +225,35 @@ def prepare(
     scale: float | None,
     is_causal: bool,
     attn_mask: Tensor | None,
+    *,
+    window_size: Window | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Problem:
     batch, heads, rows, head_dim = q.shape
     shape = (batch, heads, rows, k.shape[-2])
     shared = steps.kv_head(heads, k.shape[1])
+    alpha = steps.scale_of(scale, head_dim)
     masks: Masks = ()
     bias = None
     if is_causal:
         masks += (steps.causal(rows, shape[-1]).expand(shape),)
+    if window_size is not None:
+        masks += (steps.window(rows, shape[-1], *window_size).expand(shape),)
     if attn_mask is not None:
         mask = steps.read_mask(attn_mask, shape)
         bias = None if mask.dtype == torch.bool else mask
         masks += (mask if bias is None else mask != -math.inf,)
-    return Problem(q, k[:, shared], v[:, shared], steps.scale_of(scale, head_dim), masks, bias)
+    slopes = None if alibi_slopes is None else steps.slopes_of(alibi_slopes, batch, heads)
+    sink = None if sinks is None else steps.sink_of(sinks, alpha)
+    return Problem(q, k[:, shared], v[:, shared], alpha, masks, bias, softcap, slopes, sink)
 
 
-def sweep(problem: Problem, steps: Steps, keys: range, weights_dtype: torch.dtype) -> Part:
+def sweep(problem: Problem, steps: Steps, keys: range, weights_dtype: torch.dtype, split: int = 0) -> Part:
     """Output `[B, Hq, Sq, Dv]` and LSE `[B, Hq, Sq, 1]` of some keys, in the compute dtype."""
     wide = compute_dtype(problem.q.dtype)
-    rows = (*problem.q.shape[:-1], 1)
-    maximum = torch.full(rows, steps.first_max, dtype=wide)
-    total = torch.zeros(rows, dtype=wide)
+    maximum, total = problem.start(steps, split, wide)
     acc = torch.zeros((*problem.q.shape[:-1], problem.v.shape[-1]), dtype=wide)
     starts = keys[:: steps.tile]
     for start in reversed(starts) if steps.right_to_left else starts:
@@ -233,7 +273,7 @@ def attend(problem: Problem, steps: Steps, weights_dtype: torch.dtype) -> Part:
     """All keys, in `steps.splits` contiguous parts: O `[B, Hq, Sq, Dv]` unrounded, LSE `[B, Hq, Sq]`."""
     keys = problem.k.shape[-2]
     borders = [keys * i // steps.splits for i in range(steps.splits + 1)]
-    parts = [sweep(problem, steps, range(a, b), weights_dtype) for a, b in pairwise(borders)]
+    parts = [sweep(problem, steps, range(a, b), weights_dtype, i) for i, (a, b) in enumerate(pairwise(borders))]
     out, log = parts[0] if len(parts) == 1 else steps.merge(parts)
     return out, log.squeeze(-1)
 
@@ -256,9 +296,16 @@ def kernel(
         scale: float | None = None,
         is_causal: bool = False,
         attn_mask: Tensor | None = None,
+        window_size: Window | None = None,
+        softcap: float | None = None,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
         return_lse: bool = False,
     ) -> Result:
-        problem = prepare(q, k, v, steps, scale, is_causal, attn_mask)
+        problem = prepare(
+            q, k, v, steps, scale, is_causal, attn_mask,
+            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        )  # fmt: skip
         out, log = attend(problem, steps, q.dtype)
         out = out.to(q.dtype)
         return (out, log) if return_lse else out

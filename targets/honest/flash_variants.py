@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from targets.honest import flash
-from targets.honest.flash import Result, Steps, kernel
+from targets.honest import flash, flash_options
+from targets.honest.describe import describe
+from targets.honest.flash import Result, Steps, Window, compute_dtype, kernel
 
 LOG2_E = math.log2(math.e)
 LAG = 8.0 * math.log(2.0)
 
 
 def in_base_two(log2_e: float) -> Steps:
-    """The exp2 domain of GPU kernels: log2(e) is folded into the scale, the LSE is turned back to nats.
+    """The exp2 domain of GPU kernels: log2(e) is folded into the scale and all that joins scores, the LSE is in nats.
 
     `log2_e` is a parameter so that a kernel with a poor constant can be built.
     """
@@ -25,6 +27,9 @@ def in_base_two(log2_e: float) -> Steps:
     return Steps(
         scale_of=lambda given, head_dim: flash.scale_of(given, head_dim) * log2_e,
         add_bias=add_bias,
+        cap=lambda tile, size: flash_options.cap(tile, size * log2_e),
+        slopes_of=lambda slopes, batch, heads: flash_options.slopes_of(slopes, batch, heads) * log2_e,
+        sink_of=lambda sinks, alpha: sinks.to(compute_dtype(sinks.dtype)) * log2_e,
         weights=lambda tile, base: torch.exp2(tile - base),
         rescale=lambda old, base: torch.exp2(old - base),
         lse=lambda maximum, total: (maximum + torch.log2(total)) * math.log(2.0),
@@ -63,3 +68,45 @@ uncast_weights = kernel(Steps(cast=lambda p, dtype: p), contract="fp32")
 prescaled_query = kernel(Steps(scores=scores_of_prescaled_query), contract={"preset": "flash", "qk_prescale": "input"})
 lazy_rescaling = kernel(Steps(row_max=lazy_row_max), contract={"preset": "flash", "lag": LAG})
 rounded_row_sum = kernel(Steps(row_sum=row_sum_of_rounded), contract={"preset": "flash", "row_sum": "rounded"})
+
+
+def window_without_left(rows: int, keys: int, left: int, right: int) -> Tensor:
+    """The key at distance `left` is outside."""
+    seen = flash_options.window(rows, keys, -1, right)
+    return seen if left < 0 else seen & (flash_options.before(rows, keys) < left)
+
+
+def from_first_key(rows: int, keys: int) -> Tensor:
+    """ALiBi as slope j: it differs from -slope (i - j) by a constant of the row, which the LSE alone shows."""
+    return torch.arange(keys).expand(rows, keys)
+
+
+@describe(
+    "attention",
+    conventions={
+        "window_left": "excluded",
+        "softcap_order": "after_mask",
+        "alibi_bias": "key_index",
+        "lse_sink": "excluded",
+    },
+)
+def other_options(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    window_size: Window | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+) -> Result:
+    """The other published meaning of each option."""
+    steps = Steps(window=window_without_left, cap_last=True, reach=from_first_key)
+    problem = flash.prepare(
+        q, k, v, steps, None, False, attn_mask,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+    )  # fmt: skip
+    out = flash.attend(problem, steps, q.dtype)[0].to(q.dtype)
+    return (out, flash.attend(replace(problem, sink=None), steps, q.dtype)[1]) if return_lse else out

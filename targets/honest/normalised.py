@@ -21,14 +21,20 @@ def attention(
     scale: float | None = None,
     is_causal: bool = False,
     attn_mask: Tensor | None = None,
+    window_size: flash.Window | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> flash.Result:
     steps = flash.HONEST
-    problem = flash.prepare(q, k, v, steps, scale, is_causal, attn_mask)
+    problem = flash.prepare(
+        q, k, v, steps, scale, is_causal, attn_mask,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+    )  # fmt: skip
     tiles = [slice(start, start + steps.tile) for start in range(0, k.shape[-2], steps.tile)]
     wide = flash.compute_dtype(q.dtype)
-    maximum = torch.full((*q.shape[:-1], 1), steps.first_max, dtype=wide)
-    total = torch.zeros_like(maximum)
+    maximum, total = problem.start(steps, 0, wide)
     for keys in tiles:
         tile, _ = problem.scores(steps, keys)
         old, maximum = maximum, flash.row_max(maximum, tile)

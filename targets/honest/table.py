@@ -40,7 +40,9 @@ HONEST: tuple[Honest, ...] = (
     _flash("prescaled_query", "q * scale rounded to the input dtype, as its contract declares"),
     _flash("lazy_rescaling", "a maximum that may lag by a factor 2^8, as its contract declares"),
     _flash("rounded_row_sum", "the row sum adds the rounded P"),
-    _flash("other_options", "window without its left end, cap after the mask, ALiBi by key index, LSE without the sink"),
+    _flash(
+        "other_options", "window without its left end, cap after the mask, ALiBi by key index, LSE without the sink"
+    ),
     _other("normalised", "attention", "normalised:attention", "P divided by the row sum before its cast"),
     _other("mla_materialised", "mla", "mla:materialised", "keys and values built per head"),
     _other("mla_absorbed", "mla", "mla:absorbed", "projections moved to query and output"),
