@@ -85,6 +85,7 @@ HONEST = {
     "attention": "targets.honest.flash:attention",
     "mla": "targets.honest.mla:materialised",
     "rope": "targets.honest.rope:rope",
+    "rope_backward": "targets.honest.rope:rope_backward",
     "softmax": "targets.honest.softmax:softmax",
 }
 
@@ -100,6 +101,8 @@ HONEST = {
         ("attention", "P28"),
         ("mla", "P1"),
         ("rope", "P16"),
+        ("rope", "P21"),
+        ("rope_backward", "P14"),
         ("softmax", "P9"),
     ],
 )

@@ -24,7 +24,8 @@ from targets.mutants.table import MUTANTS, Mutant
 
 HONEST = {
     "attention": "targets.honest.flash:attention", "mla": "targets.honest.mla:materialised",
-    "rope": "targets.honest.rope:rope", "rope_apply": "targets.honest.rope:rope_apply",
+    "rope": "targets.honest.rope:rope", "rope_backward": "targets.honest.rope:rope_backward",
+    "rope_apply": "targets.honest.rope:rope_apply",
     "softmax": "targets.honest.softmax:softmax", "log_softmax": "targets.honest.softmax:log_softmax",
     "logsumexp": "targets.honest.softmax:logsumexp",
 }  # fmt: skip
@@ -33,6 +34,7 @@ FILES = {path.stem for path in Path(mutants.__file__).parent.glob("*.py")} - {"_
 OPENLY_WRONG = {
     "scale_one_by_default", "lazy_rescaling_mixes_maxima", "last_key_of_full_tile_dropped",
     "logsumexp_base_two",
+    "rope_backward_forward_again",
     "rope_layouts_swapped", "rope_halves_exchanged", "rope_exponent_of_pair", "rope_sine_negated",
     "mla_rope_part_omitted", "mla_scale_from_content_dim", "mla_divides_by_scale", "mla_rope_key_per_head",
     "mla_absorbed_value_heads_reversed",
@@ -97,6 +99,8 @@ def casual_inputs(op: str, dtype: torch.dtype) -> list[dict[str, Any]]:
             return [{name: normal(2, 2, s, 64) for name in "qkv"} for s in (64, 50)]
         case "rope":
             return [{"x": normal(1, 2, 8, 64), "positions": torch.arange(8)}]
+        case "rope_backward":
+            return [{"dy": normal(1, 2, 8, 64), "positions": torch.arange(8)}]
         case "rope_apply":
             return [{"x": normal(1, 2, 8, 64), "cos": normal(8, 32).cos(), "sin": normal(8, 32).sin()}]
         case "mla":
@@ -149,6 +153,17 @@ def test_rope_cached_by_length() -> None:
     first = rope(x, torch.tensor([1]), base=base)
     assert first.equal(honest(_row("rope_cached_by_length"), {"x": x, "positions": torch.tensor([1]), "base": base})[0])
     assert rope(x, torch.tensor([2]), base=base).equal(first)
+
+
+def test_rope_dynamic_keeps_longest() -> None:
+    from targets.mutants.rope_dynamic_keeps_longest import rope
+
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 64}
+    short = {"x": torch.ones(1, 1, 1, 4), "positions": torch.tensor([1]), "scaling": scaling}
+    before = rope(**short)
+    assert before.equal(honest(_row("rope_dynamic_keeps_longest"), short)[0])
+    rope(short["x"], torch.tensor([100]), scaling=scaling)
+    assert not rope(**short).equal(before)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

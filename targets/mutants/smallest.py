@@ -21,6 +21,7 @@ SIDE_EFFECTS = (
     "pads_past_the_end",
     "output_promoted",
     "rope_cached_by_length",
+    "rope_dynamic_keeps_longest",
     "rope_promotes",
 )
 
@@ -72,6 +73,21 @@ def rope(x: Row, position: int, **more: Any) -> Builder:
     }
 
 
+def gradient(dy: Row, position: int, **more: Any) -> Builder:
+    """One token."""
+    return lambda dtype: {"dy": torch.tensor([[[dy]]], dtype=dtype), "positions": torch.tensor([position]), **more}
+
+
+def by_axis(x: Row, scaling: Mapping[str, Any]) -> Builder:
+    """One token at time 0, height 1, width 2."""
+    positions = torch.tensor([[0], [1], [2]])
+    return lambda dtype: {"x": torch.tensor([[[x]]], dtype=dtype), "positions": positions, "scaling": scaling}
+
+
+def _yarn(**more: Any) -> dict[str, Any]:
+    return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **more}
+
+
 def softmax(x: Any) -> Builder:
     return lambda dtype: {"x": torch.tensor(x, dtype=dtype)}
 
@@ -97,6 +113,11 @@ FUTURE = attention([[0.0], [0.0]], *TWO_KEYS, is_causal=True)
 UNEQUAL = attention(ZERO, *TWO_KEYS, is_causal=True)
 LONG_ROW = attention(ZERO, [[0.0]] * 512, [[1.0]] * 512)
 PARTIAL = rope([1.0] * 8, 1, rotary_dim=4)
+YARN = rope([1.0, 1.0], 0, scaling=_yarn())
+LONG = {
+    "rope_type": "longrope", "original_max_position_embeddings": 64, "attention_factor": 1.0,
+    "short_factor": [1.0], "long_factor": [2.0],
+}  # fmt: skip
 
 SMALLEST: Mapping[str, Builder] = {
     "finite_max_sentinel": attention([[-256.0]], [[300.0]], ONE),
@@ -177,6 +198,39 @@ SMALLEST: Mapping[str, Builder] = {
     "rope_partial_twice": PARTIAL,
     "rope_positions_restart": rope([1.0, 1.0], 1),
     "rope_positions_of_first_sequence": two_sequences,
+    "rope_magnitude_ignored": YARN,
+    "rope_magnitude_squared": YARN,
+    "rope_attention_factor_ignored": rope([1.0, 1.0], 0, scaling=_yarn(attention_factor=1.0)),
+    "rope_linear_multiplies": rope([1.0, 1.0], 1, scaling={"rope_type": "linear", "factor": 2.0}),
+    "rope_dynamic_constant": rope(
+        [1.0] * 4, 1, scaling={"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 64}
+    ),
+    "rope_llama3_without_smoothing": rope(
+        [1.0] * 4,
+        8,
+        base=81.0,
+        scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    ),
+    "rope_ramp_reversed": rope([1.0, 1.0], 1, scaling=_yarn()),
+    "rope_ramp_always_truncated": rope(
+        [1.0] * 4, 100, scaling=_yarn(truncate=False, original_max_position_embeddings=6283)
+    ),
+    "rope_longrope_short_always": rope([1.0, 1.0], 64, scaling=LONG),
+    "rope_longrope_long_always": rope([1.0, 1.0], 1, scaling=LONG),
+    "rope_longrope_one_early": rope([1.0, 1.0], 63, scaling=LONG),
+    "rope_sections_swapped": by_axis([1.0] * 4, {"rope_type": "default", "mrope_section": [0, 1, 1]}),
+    "rope_sections_never_interleaved": by_axis(
+        [1.0] * 12, {"rope_type": "default", "mrope_section": [2, 2, 2], "mrope_interleaved": True}
+    ),
+    "rope_single_token_one_behind": rope([1.0, 1.0], 1),
+    "rope_backward_forward_again": gradient([1.0, 1.0], 1),
+    "rope_backward_divides_by_magnitude": gradient([1.0, 1.0], 0, scaling=_yarn()),
     "rope_apply_truncates": two_entries,
     "softmax_without_max": softmax([1000.0]),
     "softmax_sum_in_bf16": softmax([0.0] * 512),
