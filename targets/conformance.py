@@ -66,6 +66,7 @@ def _wrong_call(target: Target, dtype: str, device: str) -> list[str]:
     declared = target.contract.get("output") if isinstance(target.contract, Mapping) else None
     if declared not in (None, "input"):
         expected = np.dtype(FORMATS[str(declared)].dtype)
-    if seen.outputs["out"].dtype != expected:
-        wrong.append(f"out has dtype {seen.outputs['out'].dtype}, expected {expected}")
+    for name in op_named(target.op).required_outputs(case):
+        if name in seen.outputs and seen.outputs[name].dtype != expected:
+            wrong.append(f"{name} has dtype {seen.outputs[name].dtype}, expected {expected}")
     return wrong
