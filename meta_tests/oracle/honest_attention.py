@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meta_tests.oracle.honest_machine import LN_2, LOG2_E, Array, Kernel, Machine
-from meta_tests.oracle.honest_options import Options, offsets, renormalised, scores, sink_logit
+from meta_tests.oracle.honest_options import Options, multiplies_late, offsets, renormalised, scores, sink_logit
 from oracle.formats import FORMATS, Format
 
 
@@ -72,7 +72,7 @@ def _run(
         )
         if kernel.scale_on == "sqrt_stored":
             q, k = m.store(q), m.store(k)
-    natural = options.cap is not None and (options.cap_last or kernel.exponent != "scaled")
+    natural = options.cap is not None and options.cap_last
     terms = offsets(m, options, np.e if natural else base)
     keys = k.shape[0]
     borders = [keys * i // kernel.splits for i in range(kernel.splits + 1)]
@@ -123,8 +123,8 @@ def _sweep(
         starts.reverse()
     factor: Any = None
     if sink is not None and kernel.sink in ("first", "each split"):
-        raised = options.cap is not None and kernel.exponent != "scaled" and base == 2.0
-        top = np.full((rows, 1), sink_logit(m, sink, base, LOG2_E if raised else None), real)
+        units = LOG2_E if multiplies_late(m, options, base) else None
+        top = np.full((rows, 1), sink_logit(m, sink, base, units), real)
         total = np.ones((rows, 1), real)
     for start in starts:
         here = slice(start, start + kernel.tile)

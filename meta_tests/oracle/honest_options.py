@@ -76,12 +76,21 @@ def scores(m: Machine, q: Array, k: Array, late: Any, options: Options, terms: l
         share = m.keep(s * m.keep(m.real(1) / cap)) if kernel.exponent == "fma" else m.keep(s / cap)
     y = tanh(m, m.store(share) if kernel.stores else share)
     y = m.store(y) if kernel.stores else y
-    folded = kernel.exponent == "scaled" and base == 2.0
-    y = m.keep(y * (m.keep(cap * m.real(LOG2_E)) if folded else cap))
+    late_log = multiplies_late(m, options, base)
+    y = m.keep(y * (cap if late_log or base != 2.0 else m.keep(cap * m.real(LOG2_E))))
     y = m.store(y) if kernel.stores else y
     if not options.cap_last:
         y = joined(m, y, terms)
-    return y, None if folded or base != 2.0 else m.real(LOG2_E)
+    return y, m.real(LOG2_E) if late_log else None
+
+
+def multiplies_late(m: Machine, options: Options, base: float) -> bool:
+    """Whether capped scores stay in natural units up to the exponent.
+
+    Not if a mask joins them: fma(S, log2 e, -M) at -1e30 is far from 0 where it should be 0.
+    """
+    bounded = options.cap_last or (options.bias is None and options.slope is None)
+    return options.cap is not None and base == 2.0 and m.kernel.exponent != "scaled" and bounded
 
 
 def joined(m: Machine, s: Array, terms: list[Array]) -> Array:
@@ -131,4 +140,5 @@ def renormalised(m: Machine, out: Array, lse: Array, sink: float) -> tuple[Array
     share = m.divide(one, m.keep(one + m.power(m.keep(logit - lse), np.e, 0.0)))
     top = np.maximum(lse, logit)
     gap = m.power(m.keep(-np.abs(m.keep(lse - logit))), np.e, 0.0)
-    return m.keep(out * share), m.keep(top + m.keep(np.log1p(gap)))
+    # A split that saw no key has no O of its own.
+    return np.where(np.isneginf(lse), m.real(0), m.keep(out * share)), m.keep(top + m.keep(np.log1p(gap)))

@@ -75,24 +75,28 @@ def numbers(case: Case, block: Block) -> Head:
         abs(scale_float(case)) * (1 + 2.0**-50),
         format_of(case.arrays["q"]),
         None if cap is None else float(cap),
-        chosen(case, "softcap_order") == "after_mask",
+        _capped_last(case),
         x.sink is not None,
         common,
         any(case.options.get(name) is not None for name in attention_case.DESCALES),
     )
 
 
+def _capped_last(case: Case) -> bool:
+    return case.options.get("softcap") is not None and chosen(case, "softcap_order") == "after_mask"
+
+
 def _offsets(case: Case, x: attention_case.Head, rows: Rows) -> tuple[Float64Array | None, Float64Array | None]:
     """(|additive mask| + |ALiBi| [r, n], how much larger a whole row of scores may be [r, 1]); None: neither.
 
     Roundings of a bias follow the first. Kernels that add slope j instead of -slope |distance| give the same O where
-    no key comes later than the query, from scores that all differ by slope times the query's position: where the case
-    does not say which it is, both are covered.
+    no key comes later than the query, from scores that all differ by slope times the query's position, unless they meet
+    a sink or a cap afterwards: where the case does not say which it is, both are covered.
     """
     if x.slope is None or x.reach is None:
         return None if x.bias is None else np.abs(x.bias), None
     reach, common = np.abs(x.reach), None
-    if "alibi_bias" not in case.options:
+    if "alibi_bias" not in case.options and x.sink is None and not _capped_last(case):
         at, j = query_positions(case, rows), np.arange(reach.shape[1])[None, :]
         earlier = ~(x.visible & (j > at)).any(axis=1, keepdims=True)
         reach = np.where(earlier, np.maximum(reach, j), reach)

@@ -9,8 +9,9 @@ times its factor, and so on, exactly.
 
 causal_alignment: position of query i among the keys, ``top_left`` i or ``bottom_right`` i + Sk - Sq; also for windows
 and ALiBi. window_left: whether the key at distance ``left`` is ``included`` or ``excluded``. softcap_order: before or
-after bias and ALiBi join. alibi_bias: -slope |distance| or slope j (a row's scores then differ by a constant, so that
-O is the same and L is not). lse_sink: whether L includes the sink's logit.
+after bias and ALiBi join. alibi_bias: -slope |distance| or slope j (a row's scores then differ by a constant if no key
+comes later than the query, so that O is the same and L is not; with a sink, or a cap after ALiBi, O differs too).
+lse_sink: whether L includes the sink's logit.
 """
 
 from __future__ import annotations
