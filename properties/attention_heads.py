@@ -12,7 +12,7 @@ from properties.verdict import Judgement, worst_of
 
 
 def heads_alone(bench: Bench, given: Input) -> Judgement:
-    """P13: a head of a sequence gives what it gives alone, with its own parameters; grouped KV heads are repeated ones."""
+    """P13: a head of a sequence gives what it gives alone, with its parameters; grouped KV heads are repeated ones."""
     case = given.case
     whole = observe(bench, case)
     group = case.arrays["q"].shape[1] // case.arrays["k"].shape[1]

@@ -38,13 +38,13 @@ def attention(
     return build
 
 
-def heads(query_heads: int, kv_heads: int, *, batch: int = 1, mask: Tensor | None = None) -> Builder:
+def heads(query_heads: int, kv_heads: int, *, batch: int = 1, mask: Tensor | None = None, **options: Tensor) -> Builder:
     """Two keys of score 0; the values are 1, 2, 3, ... over batch, head and key."""
 
     def build(dtype: torch.dtype) -> Arguments:
         values = torch.arange(1, batch * kv_heads * 2 + 1).view(batch, kv_heads, 2, 1).to(dtype)
         q = torch.zeros(batch, query_heads, 1, 1, dtype=dtype)
-        return {"q": q, "k": torch.zeros_like(values), "v": values, "attn_mask": mask, "return_lse": True}
+        return {"q": q, "k": torch.zeros_like(values), "v": values, "attn_mask": mask, "return_lse": True, **options}
 
     return build
 
@@ -92,6 +92,10 @@ def softmax(x: Any) -> Builder:
     return lambda dtype: {"x": torch.tensor(x, dtype=dtype)}
 
 
+def softmax_backward(y: Any, dy: Any) -> Builder:
+    return lambda dtype: {"y": torch.tensor(y, dtype=dtype), "dy": torch.tensor(dy, dtype=dtype)}
+
+
 def visible(*keys: bool) -> Tensor:
     """A mask `[1, Sk]`."""
     return torch.tensor([keys])
@@ -112,6 +116,8 @@ EMPTY_ROW = attention([[0.0], [0.0]], ZERO, ONE, is_causal=True)
 FUTURE = attention([[0.0], [0.0]], *TWO_KEYS, is_causal=True)
 UNEQUAL = attention(ZERO, *TWO_KEYS, is_causal=True)
 LONG_ROW = attention(ZERO, [[0.0]] * 512, [[1.0]] * 512)
+CAPPED = attention(ONE, [[0.0], [3.0]], [[1.0], [2.0]], softcap=1.0)
+ONE_SINK = attention(ZERO, ZERO, ONE, sinks=torch.zeros(1))
 PARTIAL = rope([1.0] * 8, 1, rotary_dim=4)
 YARN = rope([1.0, 1.0], 0, scaling=_yarn())
 LONG = {
@@ -177,6 +183,26 @@ SMALLEST: Mapping[str, Builder] = {
     "bias_scaled": attention(
         [[0.0] * 4], [[0.0] * 4] * 2, [[0.0], [1.0]], scale=None, attn_mask=torch.tensor([[0.0, 3.0]])
     ),
+    "window_one_key_too_far": attention([[0.0], [0.0]], *TWO_KEYS, window_size=(0, 0)),
+    "window_one_key_short_in_decode": attention(ZERO, *TWO_KEYS, window_size=(1, 0)),
+    "window_without_right_end": attention([[0.0], [0.0]], *TWO_KEYS, window_size=(1, 0)),
+    "window_ignored": attention([[0.0], [0.0]], *TWO_KEYS, window_size=(0, 0)),
+    "window_ignored_in_decode": attention(ZERO, *TWO_KEYS, window_size=(0, 0)),
+    "window_empty_row_sees_all": attention([[0.0], [0.0]], ZERO, ONE, window_size=(0, 0)),
+    "softcap_ignored": CAPPED,
+    "softcap_after_mask": attention(ZERO, *TWO_KEYS, softcap=1.0, attn_mask=torch.tensor([[0.0, 4.0]])),
+    "softcap_multiplies_by_tanh": CAPPED,
+    "softcap_by_exponentials": attention(ONE, [[200.0]], ONE, softcap=1.0),
+    "alibi_favours_far_keys": attention(ZERO, *TWO_KEYS, alibi_slopes=torch.ones(1)),
+    "alibi_ignored": attention(ZERO, *TWO_KEYS, alibi_slopes=torch.ones(1)),
+    "slopes_of_head_zero": heads(2, 2, alibi_slopes=torch.tensor([0.0, 1.0])),
+    "slopes_of_first_sequence": heads(1, 1, batch=2, alibi_slopes=torch.tensor([[0.0], [1.0]])),
+    "sinks_ignored": ONE_SINK,
+    "sinks_of_head_zero": heads(2, 2, sinks=torch.tensor([0.0, 4.0])),
+    "sink_scaled": attention([[0.0] * 4], [[0.0] * 4], ONE, scale=None, sinks=torch.tensor([2.0])),
+    "sink_in_every_split": attention(ZERO, *TWO_KEYS, sinks=torch.zeros(1)),
+    "sink_dropped_with_window": attention(ZERO, ZERO, ONE, sinks=torch.zeros(1), window_size=(0, 0)),
+    "lse_without_sink": ONE_SINK,
     "lse_base_two": attention(ONE, ONE, ONE),
     "lse_plus_inf": EMPTY_ROW,
     "lse_finite": EMPTY_ROW,
@@ -238,6 +264,11 @@ SMALLEST: Mapping[str, Builder] = {
     "softmax_empty_row_nan": softmax([-math.inf]),
     "softmax_implicit_axis": softmax([[[0.0, 0.0]]]),
     "softmax_last_odd_entry_left_out": softmax([0.0] * 3),
+    "softmax_gradient_through_rounded_weights": softmax([0.0, -0.75]),
+    "softmax_backward_delta_dropped": softmax_backward([1.0], [1.0]),
+    "softmax_backward_sum_in_bf16": softmax_backward([2.0**-9] * 512, [1.0 + 2.0**-7] * 512),
+    "softmax_backward_last_odd_entry_left_out": softmax_backward([0.25] * 3, [1.0] * 3),
+    "softmax_backward_normalises_again": softmax_backward([0.5, 0.25], [1.0, 1.0]),
     "log_of_softmax": softmax([0.0, -200.0]),
     "logsumexp_without_max": softmax([[1000.0]]),
     "logsumexp_base_two": softmax([[1.0]]),

@@ -1,0 +1,16 @@
+"""All heads use the ALiBi slope of head 0.
+
+Smallest input: two heads, two keys, slopes (0, 1).
+"""
+
+from torch import Tensor
+
+from targets.honest import flash_options
+from targets.honest.flash import Steps, kernel
+
+
+def first_of_heads(slopes: Tensor, batch: int, heads: int) -> Tensor:
+    return flash_options.slopes_of(slopes, batch, heads)[:, :1].expand(batch, heads)
+
+
+attention = kernel(Steps(slopes_of=first_of_heads))
