@@ -126,7 +126,7 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
     dims = do.shape[1]
     magnitude = (do @ np.abs(x.v).T) * (1 + 2.0**-52 * (dims + 2))
     magnitude = np.where(visible, magnitude, 0.0)
-    whole = _Sizes(do, np.abs(x.v), out, magnitude, slope, visible, sink, fmt, given.softcap, **sizes)
+    whole = _Sizes(do, np.abs(x.v), out, magnitude, slope, visible, sink, fmt, given.softcap, given.alpha, **sizes)
     return _HeadErrors(
         np.abs(x.q),
         np.abs(x.k),
@@ -154,6 +154,7 @@ class _Sizes:
     sink: Float64Array | None
     fmt: Format
     softcap: float | None
+    alpha: float
     p: Float64Array
     dp: Float64Array
     delta: Float64Array
@@ -199,7 +200,8 @@ def _form(x: _Sizes, allowed: attention.Errors, form: Contract) -> _Form:
         e_t = allowed.eps[:, :n] / x.softcap + 2 * c.u
         s_x = s * high + (x.ds + s) * (2 * t * e_t + e_t**2 + 3 * c.u)
     rounding = np.expm1(max(stores, 1) * np.log1p(unit))
-    s_x = s_x + rounding * (x.dx + s_x) + stores * lost
+    # Where the scale joins before dS is stored, what is lost next to zero is lost of scaled numbers.
+    s_x = s_x + rounding * (x.dx + s_x) + stores * lost * max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
     s = s + rounding * (x.ds + s) + stores * lost
     sink = None
     if e_sink is not None and x.sink is not None:
