@@ -79,6 +79,7 @@ def numbers(case: Case, block: Block) -> Head:
         x.sink is not None,
         common,
         any(case.options.get(name) is not None for name in attention_case.DESCALES),
+        (x.bias is not None) + (x.slope is not None),
     )
 
 
@@ -110,7 +111,7 @@ class Head:
     """One head's numbers: q [r, D], k [n, D], v [n, Dv], the magnitudes of the last two, |bias| [r, n] or None.
 
     With a sink the last key is its. common [r, 1] or None: how much larger a kernel's scores may be, a whole row alike.
-    descaled: whether q, k, v are stored numbers times factors.
+    descaled: whether q, k, v are stored numbers times factors. joins: how many additive terms there are.
     """
 
     q: Float64Array
@@ -126,6 +127,7 @@ class Head:
     has_sink: bool = False
     common: Float64Array | None = None
     descaled: bool = False
+    joins: int = 0
 
     def of_rows(self, rows: slice) -> Head:
         bias, common = (None if a is None else a[rows] for a in (self.bias, self.common))
@@ -233,24 +235,34 @@ def _score_error(
         # Two more constants in the scale, or one more rounding of q and of k.
         eps = eps + 2 * c.u * (1 + 2.0**-7) * raw * alpha
     if head.softcap is None:
-        return eps_with_bias(eps, bias, land.size, alpha, contract, c)
+        return eps_with_bias(eps, bias, land.size, alpha, contract, c, joins=head.joins)
     before = _before_cap(head, block)
     if head.cap_last:
         # The bias joins before the cap, and is rounded with what the cap is applied to.
-        return _capped(eps_with_bias(eps, bias, before[1], alpha, contract, c), head, before, contract, c)
+        eps = eps_with_bias(eps, bias, before[1], alpha, contract, c, joins=head.joins)
+        return _capped(eps, head, before, contract, c)
     eps = _capped(eps_with_bias(eps, None, before[1], alpha, contract, c), head, before, contract, c)
     if bias is None:
         return eps
     eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias
+    if contract.score_stores and head.joins > 1:
+        eps = eps + c.u_S * (np.minimum(before[1], head.softcap) + bias + eps) + c.omega_S
     if contract.score_stores:
         eps = eps + c.u_S * (land.size + eps) + c.omega_S
     return np.asarray(eps)
 
 
 def eps_with_bias(
-    eps: Float64Array, bias: Float64Array | None, size: Float64Array, alpha: float, contract: Contract, c: Constants
+    eps: Float64Array,
+    bias: Float64Array | None,
+    size: Float64Array,
+    alpha: float,
+    contract: Contract,
+    c: Constants,
+    *,
+    joins: int = 1,
 ) -> Float64Array:
-    """eps after a bias joined and the scores were stored as often as the contract says; ``size`` bounds |S|."""
+    """eps after a bias joined (in ``joins`` sums) and the scores were stored as often as the contract says; ``size`` bounds |S|."""
     if bias is None:
         return forward.stored_scores_error(eps, size, alpha, contract, c)
     eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias
@@ -258,7 +270,7 @@ def eps_with_bias(
         return np.asarray(eps)
     # Raw and scaled scores are stored before the bias joins them: their roundings follow |S - bias|, which is at most
     # |S| + |bias|. The sum is stored once more.
-    stores = contract.score_stores + 1
+    stores = contract.score_stores + joins
     before = size + bias
     eps = eps + np.expm1(stores * np.log1p(c.u_S)) * (before + eps) + stores * (1 + alpha) * c.omega_S
     return np.asarray(eps)
@@ -283,8 +295,8 @@ def _capped(
         eps = eps + c.u_S * (high + eps) + cap * c.omega_S
     moved = cap * tanh_moves(low / cap, high / cap, eps / cap)
     after = np.minimum(cap * np.tanh(high / cap) * (1 + 2.0**-48) + moved, cap)
-    # tanh, the product with the cap (and log2 e: constants and a product), the cap itself, the sum with a bias.
-    eps = moved + compound(c.e_tanh, c.g(5)) * after + cap * (1 + c.g(5)) * (c.e_tanh_abs + 2 * c.w)
+    # tanh, the product with the cap (the cap and log2 e as constants, their product), two sums with biases.
+    eps = moved + compound(c.e_tanh, c.g(6)) * after + cap * (1 + c.g(6)) * (c.e_tanh_abs + 2 * c.w)
     if contract.score_stores:
         eps = eps + np.expm1(2 * np.log1p(c.u_S)) * (after + eps) + (1 + cap) * c.omega_S
     return np.asarray(eps)
