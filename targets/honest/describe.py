@@ -29,6 +29,8 @@ CONVENTIONS: Mapping[str, Mapping[str, str]] = {
     "logsumexp": {"lse_base": "e", "empty_row_lse": "-inf"},
 }
 
+CONVENTIONS = {**CONVENTIONS, "attention_backward": CONVENTIONS["attention"]}
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 

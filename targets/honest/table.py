@@ -44,6 +44,18 @@ HONEST: tuple[Honest, ...] = (
         "other_options", "window without its left end, cap after the mask, ALiBi by key index, LSE without the sink"
     ),
     _other("normalised", "attention", "normalised:attention", "P divided by the row sum before its cast"),
+    _other(
+        "flash_backward", "attention_backward", "flash_backward:attention_backward", "D from the output", dtypes=ALL
+    ),
+    *(
+        _other(name, "attention_backward", f"flash_backward_variants:{name}", form)
+        for name, form in (
+            ("backward_delta_of_weights", "D from the weights"),
+            ("backward_exp2", "P by exp2"),
+            ("backward_uncast", "P and dS stay in float32"),
+            ("backward_head_by_head", "each query head's share added in turn"),
+        )
+    ),
     _other("mla_materialised", "mla", "mla:materialised", "keys and values built per head"),
     _other("mla_absorbed", "mla", "mla:absorbed", "projections moved to query and output"),
     _other("rope", "rope", "rope:rope", "float32 angles, both layouts", dtypes=ALL),
@@ -62,6 +74,16 @@ HONEST: tuple[Honest, ...] = (
     _other("rope_apply", "rope_apply", "rope:rope_apply", "the rotation alone, in float32", dtypes=ALL),
     _other("softmax", "softmax", "softmax:softmax", "float32 reduction", dtypes=ALL),
     _other("softmax_exp2", "softmax", "softmax:softmax_exp2", "exp2 of (x - m) log2(e)", dtypes=ALL),
+    _other("softmax_backward", "softmax_backward", "softmax_backward:softmax_backward", "y (dy - D)", dtypes=ALL),
+    _other(
+        "softmax_backward_two_products", "softmax_backward", "softmax_backward:two_products", "y dy - y D", dtypes=ALL
+    ),
+    _other(
+        "softmax_backward_call_by_call",
+        "softmax_backward",
+        "softmax_backward:call_by_call",
+        "each call stored in the input dtype, declared",
+    ),
     _other("log_softmax", "log_softmax", "softmax:log_softmax", "(x - m) - ln l", dtypes=ALL),
     _other("log_softmax_by_lse", "log_softmax", "softmax:log_softmax_by_lse", "x - L", dtypes=ALL),
     _other("logsumexp", "logsumexp", "softmax:logsumexp", "float32 reduction", dtypes=ALL),

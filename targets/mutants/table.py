@@ -50,7 +50,24 @@ def _mla(name: str, killed_by: str, defect: str, *reports: str) -> Mutant:
     return _row("mla", name, killed_by, defect, *reports, dtypes=UP_TO_32_BITS)
 
 
+def _backward(name: str, killed_by: str, defect: str, *reports: str, dtypes: tuple[str, ...] = UP_TO_32_BITS) -> Mutant:
+    return _row("attention_backward", name, killed_by, defect, *reports, dtypes=dtypes)
+
+
 MUTANTS: tuple[Mutant, ...] = (
+    # Gradients of attention.
+    _backward("backward_delta_dropped", "P14", "dS = P o dP: the row sums are left out"),
+    _backward("backward_group_not_summed", "P13", "dK and dV hold the share of one query head of the group"),
+    _backward("backward_ignores_mask", "P14", "P is recomputed without the masks"),
+    _backward("backward_without_sink_gradient", "P17", "the sinks get a gradient of zero"),
+    _backward("backward_ds_in_fp16", "P9", "dS stored in fp16 whatever the input dtype", dtypes=("fp32", "bf16")),
+    _backward("backward_cap_slope_dropped", "P17", "the gradient passes the soft cap unchanged"),
+    _backward("backward_key_scale_missing", "P14", "dK is not multiplied by the scale"),
+    _backward("backward_last_query_dropped", "P18", "the last of an odd number of queries gives nothing"),
+    _backward("backward_bias_gradient_scaled", "P14", "the mask's gradient is multiplied by the scale"),
+    _backward("backward_causal_top_left", "P14", "aligned top-left, bottom-right is declared"),
+    _backward("backward_weights_in_e4m3", "P14", "P cast to e4m3 for dV"),
+    _backward("backward_accumulates_across_calls", "P15", "dQ is added to an earlier call's"),
     # Range: scores, weights and sums that leave what a format or a shortcut can hold.
     _attention("finite_max_sentinel", "P9", "the running maximum starts at -50000",
                "flashinfer-ai/flashinfer#4450"),
