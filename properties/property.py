@@ -66,6 +66,7 @@ _TABLES = {
     "rope_backward": ("properties.rope", "BACKWARD_PROPERTIES"),
     "rope_apply": ("properties.rope", "APPLY_PROPERTIES"),
     "softmax": ("properties.softmax", "PROPERTIES"),
+    "softmax_backward": ("properties.softmax_backward", "PROPERTIES"),
     "log_softmax": ("properties.softmax", "PROPERTIES"),
     "logsumexp": ("properties.softmax", "PROPERTIES"),
 }

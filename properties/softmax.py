@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.case import Case
+from properties import softmax_gradient
 from properties import softmax_relations as relations
 from properties import softmax_strategies as strategies
 from properties.bench import Bench, Input
@@ -196,6 +197,13 @@ PROPERTIES: tuple[Property, ...] = (
         relations.certified,
         search=_ranges,
         edges=range_edges,
+    ),
+    _row(
+        "P14",
+        "the gradient at x, forward and backward pass together",
+        softmax_gradient.at_x,
+        search=softmax_gradient.searched,
+        edges=softmax_gradient.edges,
     ),
     _row("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
     _row(

@@ -1,4 +1,4 @@
-"""The properties of softmax log_softmax logsumexp, for every chosen target and dtype."""
+"""The properties of softmax, log_softmax, logsumexp and softmax_backward, for every chosen target and dtype."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ OPS = (
     "softmax",
     "log_softmax",
     "logsumexp",
+    "softmax_backward",
 )
 
 

@@ -26,10 +26,13 @@ _ATTENTION = {
 CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "attention": _ATTENTION,
     "attention_backward": _ATTENTION,
+    "attention_varlen": _ATTENTION,
+    "attention_paged": {**_ATTENTION, "causal_alignment": ("bottom_right",)},
     "mla": _SCORES,
     "rope": {"layout": ("half", "interleaved")},
     "rope_backward": {"layout": ("half", "interleaved")},
     "rope_apply": {"layout": ("half", "interleaved")},
+    "softmax_backward": {},
     "softmax": {"empty_row": ("zero", "nan", "mean")},
     "log_softmax": {"empty_row": ("zero", "nan", "mean")},
     "logsumexp": {"lse_base": ("e", "2"), "empty_row_lse": ("-inf", "+inf", "finite")},

@@ -53,6 +53,19 @@ def tiny_case(
             forward = tiny_case("attention", dtype, width=width, value_dims=value_dims, **asked, **options)
             do = fmt.store(rng.standard_normal((1, heads, queries, value_dims or width)))
             return Case(op, {**forward.arrays, "do": do}, options)
+        case "attention_varlen":
+            shapes = {
+                "q": (queries, heads, width),
+                "k": (keys, kv_heads, width),
+                "v": (keys, kv_heads, value_dims or width),
+            }
+        case "attention_paged":
+            # Two pages of which the second is used.
+            shapes = {
+                "q": (1, heads, queries, width),
+                "k_cache": (2, 16, kv_heads, width),
+                "v_cache": (2, 16, kv_heads, value_dims or width),
+            }
         case "mla":
             shapes = {
                 "q_nope": (1, heads, queries, width),
@@ -64,6 +77,10 @@ def tiny_case(
             }
         case "rope_backward":
             shapes = {"dy": (1, heads, queries, width)}
+        case "softmax_backward":
+            y = tiny_case("softmax", dtype, width=width, queries=queries)
+            weights = enclose(y)[0].part("out").hi
+            return Case(op, {"y": fmt.store(weights), "dy": fmt.store(rng.standard_normal((queries, width)))}, options)
         case "rope" | "rope_apply":
             shapes = {"x": (1, heads, queries, width)}
         case _:
@@ -72,6 +89,10 @@ def tiny_case(
     arrays: dict[str, Any] = {
         n: fmt.store(a / np.sqrt(2 * width) if n in ("w_uk", "w_uv") else a) for n, a in numbers.items()
     }
+    if op == "attention_varlen":
+        arrays |= {f"cu_seqlens_{n}": np.array([0, s], dtype=np.int32) for n, s in (("q", queries), ("k", keys))}
+    if op == "attention_paged":
+        arrays |= {"block_table": np.array([[1]], dtype=np.int32), "cache_seqlens": np.array([keys], dtype=np.int32)}
     positions = 3 + 8 * np.arange(queries, dtype=np.int64)
     if op in ("rope", "rope_backward"):
         arrays["positions"] = positions
@@ -280,6 +301,12 @@ _SCORES: Mapping[str, Callable[[Asked], str | None]] = {
     "empty_row": _empty_row,
     "empty_row_lse": _empty_row_lse,
 }
+_LAYOUT = {
+    **_SCORES,
+    **OPTION_PROBES,
+    "grouped_heads": _grouped_heads,
+    "unequal_value_dim": _unequal_value_dim,
+}
 PROBES: Mapping[str, Mapping[str, Callable[[Asked], str | None]]] = {
     "attention": {
         **_SCORES,
@@ -293,6 +320,8 @@ PROBES: Mapping[str, Mapping[str, Callable[[Asked], str | None]]] = {
         "grouped_heads": _grouped_heads,
         "unequal_value_dim": _unequal_value_dim,
     },
+    "attention_varlen": _LAYOUT,
+    "attention_paged": _LAYOUT,
     "mla": _SCORES,
     "rope": {"layout": _layout},
     "rope_backward": {"layout": _layout},

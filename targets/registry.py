@@ -53,6 +53,7 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("torch_softmax", "targets.torch_softmax:softmax", "third_party"),
     Builtin("torch_log_softmax", "targets.torch_softmax:log_softmax", "third_party"),
     Builtin("torch_logsumexp", "targets.torch_softmax:logsumexp", "third_party"),
+    Builtin("torch_softmax_backward", "targets.torch_softmax:softmax_backward", "third_party"),
     Builtin("seed_rope_numpy", "targets.seed_rope_numpy:rope", requires=()),
     Builtin("seed_rope_torch", "targets.seed_rope_torch:rope"),
     Builtin("triton_rope", "targets.triton_rope:rope", requires=("torch", "triton")),

@@ -18,44 +18,59 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "window_size": ("window",),
     "softcap": ("logits_soft_cap",),
     "sinks": ("sink", "s_aux"),
+    "block_table": ("block_tables", "page_table"),
+    "y": ("output",),
+    "dy": ("grad_output", "grad"),
     "x": ("input", "logits", "scores"),
 }
 # Parameters that identify each op, most specific first.
 SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
     ("mla", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"})),
     ("attention_backward", frozenset({"q", "k", "v", "do"})),
+    ("attention_varlen", frozenset({"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})),
+    ("attention_paged", frozenset({"q", "k_cache", "v_cache", "block_table", "cache_seqlens"})),
     ("attention", frozenset({"q", "k", "v"})),
     ("rope_apply", frozenset({"x", "cos", "sin"})),
     ("rope", frozenset({"x", "positions"})),
     ("rope_backward", frozenset({"dy", "positions"})),
+    ("softmax_backward", frozenset({"y", "dy"})),
 )
 UNARY = ("softmax", "log_softmax", "logsumexp")
 INPUTS: dict[str, tuple[str, ...]] = {
     "attention": ("q", "k", "v"),
     "attention_backward": ("q", "k", "v", "do"),
+    "attention_varlen": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+    "attention_paged": ("q", "k_cache", "v_cache", "block_table", "cache_seqlens"),
     "mla": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"),
     "rope": ("x", "positions"),
     "rope_backward": ("dy", "positions"),
     "rope_apply": ("x", "cos", "sin"),
     "softmax": ("x",),
+    "softmax_backward": ("y", "dy"),
     "log_softmax": ("x",),
     "logsumexp": ("x",),
 }
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "attention": ("out", "lse"),
     "attention_backward": ("dq", "dk", "dv", "dbias", "dsinks"),
+    "attention_varlen": ("out", "lse"),
+    "attention_paged": ("out", "lse"),
     "mla": ("out", "lse"),
     "rope_backward": ("dx",),
+    "softmax_backward": ("dx",),
 }
 _ATTENTION = frozenset({"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks"})
 OPTIONS: dict[str, frozenset[str]] = {
     "attention": _ATTENTION | {"return_lse"},
     "attention_backward": _ATTENTION,
+    "attention_varlen": (_ATTENTION - {"attn_mask"}) | {"return_lse", "max_seqlen_q", "max_seqlen_k"},
+    "attention_paged": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
     "mla": frozenset({"scale", "is_causal", "return_lse"}),
     "rope": frozenset({"base", "layout", "rotary_dim", "scaling"}),
     "rope_backward": frozenset({"base", "layout", "rotary_dim", "scaling"}),
     "rope_apply": frozenset({"layout"}),
     "softmax": frozenset(),
+    "softmax_backward": frozenset(),
     "log_softmax": frozenset(),
     "logsumexp": frozenset(),
 }

@@ -1,4 +1,4 @@
-"""torch.softmax, torch.log_softmax and torch.logsumexp over the last axis."""
+"""torch.softmax, torch.log_softmax and torch.logsumexp over the last axis, and torch's own kernel for the way back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,16 @@ def logsumexp(x: Tensor) -> Tensor:
     return torch.logsumexp(x, dim=-1)
 
 
-for _function in (softmax, log_softmax, logsumexp):
+def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
+    """dx from the stored output y and its cotangent, [..., n] each: the kernel that autograd calls for softmax."""
+    return torch._softmax_backward_data(dy, y, -1, y.dtype)
+
+
+for _function in (softmax, log_softmax, logsumexp, softmax_backward):
     _function.__attn_oracle__ = {  # type: ignore[attr-defined]
         "op": _function.__name__,
         "dtypes": ("fp64", "fp32", "fp16", "bf16"),
-        "description": f"torch.{_function.__name__}",
+        "description": f"torch.{_function.__name__}"
+        if _function is not softmax_backward
+        else "torch._softmax_backward_data",
     }

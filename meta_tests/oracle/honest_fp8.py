@@ -20,8 +20,9 @@ LOG2_E = np.float32(1.4426950408889634)
 @dataclass(frozen=True)
 class Fp8Kernel:
     """step, fraction, result: products a step of the engine, fraction bits it keeps of each, bits of its result; None:
-    a sequential float32 chain. promote: every tile has fresh sums of P V and of P, added in float32. factor: that of P before
-    its cast to ``weights``. dequantise: q, k, v are multiplied by their factors first, in float32."""
+    a sequential float32 chain. promote: every tile has fresh sums of P V and of P, added in float32. factor: that of P
+    before its cast to ``weights``. dequantise: q, k, v are multiplied by their factors first, in float32.
+    """
 
     engine: tuple[int, int, int] | None = (32, 13, 13)
     weights: str = "e4m3"

@@ -204,6 +204,9 @@ def rows() -> list[Any]:
 
 
 def asked(op: str, row: Property) -> bool:
+    if (op, row.id) in {(name, "P14") for name in SOFTMAX_OPS}:
+        # What torch differentiates is no kernel of numpy's: meta_tests/properties/test_softmax_gradient.py.
+        return False
     return row.id != "P8" or op in ("logsumexp", "mla")
 
 

@@ -203,6 +203,20 @@ def log_softmax(x: Any) -> list[Exact]:
     return [Exact(y, _size(y), _size(y) + _size(log) + x.shape[-1] + 10)]
 
 
+def softmax_backward(y: Any, dy: Any) -> list[Exact]:
+    y, dy = wide(y), wide(dy)
+    inner = np.array([math.fsum(a * b) for a, b in zip(_rows(y), _rows(dy), strict=True)])
+    size = np.abs(_rows(y) * _rows(dy)).sum(axis=1)
+    shape = (*y.shape[:-1], 1)
+    inner, size = inner.reshape(shape), size.reshape(shape)
+    dx = y * (dy - inner)
+    return [Exact(dx, np.abs(dx), (y.shape[-1] + 4) * np.abs(y) * (np.abs(dy) + size))]
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
 def softmax(x: Any) -> list[Exact]:
     log, _, roundings = log_softmax(x)[0]
     y = np.exp(log)

@@ -28,6 +28,7 @@ COARSE = (
     "prescaled_query",
     "rounded_row_sum",
     "rope_input_table",
+    "softmax_backward_call_by_call",
 )  # a stage has the input dtype's resolution
 CAUSAL = [(1, 1), (5, 5), (33, 33), (7, 64), (40, 33)]
 KEYS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129]
@@ -153,7 +154,16 @@ def softmax_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]
     return [*cases, {"x": holes}, {"x": random(generator, dtype, 2, 3, 4) * 50}]
 
 
+def softmax_backward_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = []
+    for shape in ((3, 1), (3, 2), (2, 33), (2, 3, 40)):
+        weights = torch.softmax(random(generator, "fp64", *shape) * 3, -1).to(DTYPES[dtype])
+        cases.append({"y": weights, "dy": random(generator, dtype, *shape)})
+    return [*cases, {"y": random(generator, dtype, 3, 9), "dy": random(generator, dtype, 3, 9) * 50}]
+
+
 CASES = {
+    "softmax_backward": softmax_backward_cases,
     "attention": attention_cases, "mla": mla_cases, "rope": rope_cases, "rope_apply": rope_apply_cases,
     "rope_backward": rope_backward_cases,
     "softmax": softmax_cases, "log_softmax": softmax_cases, "logsumexp": softmax_cases,

@@ -26,6 +26,7 @@ HONEST = {
     "attention": "targets.honest.flash:attention", "mla": "targets.honest.mla:materialised",
     "rope": "targets.honest.rope:rope", "rope_backward": "targets.honest.rope:rope_backward",
     "rope_apply": "targets.honest.rope:rope_apply",
+    "softmax_backward": "targets.honest.softmax_backward:softmax_backward",
     "softmax": "targets.honest.softmax:softmax", "log_softmax": "targets.honest.softmax:log_softmax",
     "logsumexp": "targets.honest.softmax:logsumexp",
 }  # fmt: skip
@@ -103,6 +104,8 @@ def casual_inputs(op: str, dtype: torch.dtype) -> list[dict[str, Any]]:
             return [{"dy": normal(1, 2, 8, 64), "positions": torch.arange(8)}]
         case "rope_apply":
             return [{"x": normal(1, 2, 8, 64), "cos": normal(8, 32).cos(), "sin": normal(8, 32).sin()}]
+        case "softmax_backward":
+            return [{"y": normal(*shape).softmax(-1), "dy": normal(*shape)} for shape in ((4, 64), (2, 3, 64))]
         case "mla":
             shapes = {"q_nope": (1, 2, 8, 16), "q_pe": (1, 2, 8, 8), "c_kv": (1, 8, 32), "k_pe": (1, 8, 8),
                       "w_uk": (2, 16, 32), "w_uv": (2, 16, 32)}  # fmt: skip
@@ -164,6 +167,19 @@ def test_rope_dynamic_keeps_longest() -> None:
     assert before.equal(honest(_row("rope_dynamic_keeps_longest"), short)[0])
     rope(short["x"], torch.tensor([100]), scaling=scaling)
     assert not rope(**short).equal(before)
+
+
+def test_softmax_gradient_through_rounded_weights() -> None:
+    from targets.mutants.softmax_gradient_through_rounded_weights import softmax
+
+    x = torch.tensor([[0.0, -0.75]])
+    right = honest(_row("softmax_gradient_through_rounded_weights"), {"x": x})[0]
+    assert softmax(x).equal(right)
+    leaf = x.clone().requires_grad_()
+    dx = torch.autograd.grad(softmax(leaf), leaf, torch.tensor([[1.0, 0.0]]))[0][0]
+    p = right[0].double()
+    exact = p * (torch.tensor([1.0, 0.0]) - p[0])
+    assert ((dx - exact).abs() > 0.01 * exact.abs()).all()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

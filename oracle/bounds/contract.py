@@ -318,6 +318,13 @@ _SOFTMAX["input"] = (
     *(replace(form, label=f"{form.label}, fp32 sum", row_sum="fp32") for form in _SOFTMAX["input"][:3]),
     *_SOFTMAX["input"],
 )
+_SOFTMAX_BACKWARD: dict[str, tuple[Contract, ...]] = {
+    preset: (Contract(preset, "plain", compute=preset),) for preset in ("fp64", "fp32", "input")
+}
+_SOFTMAX_BACKWARD["input"] = (
+    replace(_SOFTMAX_BACKWARD["input"][0], label="fp32 sum", row_sum="fp32"),
+    *_SOFTMAX_BACKWARD["input"],
+)
 _ROPE = {
     "fp64": (Contract("fp64", "plain", compute="fp64"),),
     "fp32_angle": (Contract("fp32_angle", "plain"),),
@@ -341,10 +348,13 @@ _MLA = {
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention": _ATTENTION,
     "attention_backward": _BACKWARD,
+    "attention_varlen": _ATTENTION,
+    "attention_paged": _ATTENTION,
     "mla": _MLA,
     "softmax": _SOFTMAX,
     "log_softmax": _SOFTMAX,
     "logsumexp": _SOFTMAX,
+    "softmax_backward": _SOFTMAX_BACKWARD,
     "rope": _ROPE,
     "rope_backward": _ROPE,
     "rope_apply": _ROPE,
@@ -365,8 +375,11 @@ _LADDERS = {
 _FAMILY = {
     "mla": "attention",
     "attention_backward": "attention",
+    "attention_varlen": "attention",
+    "attention_paged": "attention",
     "log_softmax": "softmax",
     "logsumexp": "softmax",
+    "softmax_backward": "softmax",
     "rope_apply": "rope",
     "rope_backward": "rope",
 }

@@ -32,11 +32,13 @@ Bounds = Callable[[Case, Block, Sequence[Contract], Mapping[str, Format]], list[
 
 def bounds_of(op: str) -> Bounds:
     """The bound function of ``op``; KeyError for an op without one (the coverage test names it)."""
-    from oracle.bounds import attention, attention_backward, mla, rope, softmax
+    from oracle.bounds import attention, attention_backward, attention_layouts, mla, rope, softmax, softmax_backward
 
     return {
         "attention": attention.bounds,
         "attention_backward": attention_backward.bounds,
+        "attention_varlen": attention_layouts.bounds,
+        "attention_paged": attention_layouts.bounds,
         "mla": mla.bounds,
         "rope": rope.bounds,
         "rope_backward": rope.bounds,
@@ -44,4 +46,5 @@ def bounds_of(op: str) -> Bounds:
         "softmax": softmax.bounds,
         "log_softmax": softmax.bounds,
         "logsumexp": softmax.bounds,
+        "softmax_backward": softmax_backward.bounds,
     }[op]

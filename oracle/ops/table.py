@@ -48,13 +48,23 @@ class UnknownOp(ValueError):
 
 def ops() -> dict[str, Op]:
     """All ops by name."""
-    from oracle.ops import attention_backward_case, attention_case, mla_case, rope_case, softmax_case
+    from oracle.ops import (
+        attention_backward_case,
+        attention_case,
+        attention_layouts,
+        mla_case,
+        rope_case,
+        softmax_backward_case,
+        softmax_case,
+    )
 
     rows = (
         *softmax_case.OPS,
+        *softmax_backward_case.OPS,
         *rope_case.OPS,
         *attention_case.OPS,
         *attention_backward_case.OPS,
+        *attention_layouts.OPS,
         *mla_case.OPS,
     )
     return {op.name: op for op in rows}
