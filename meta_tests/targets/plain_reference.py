@@ -221,3 +221,71 @@ def softmax(x: Any) -> list[Exact]:
     log, _, roundings = log_softmax(x)[0]
     y = np.exp(log)
     return [Exact(y, y, y * roundings)]
+
+
+def attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    do: Any,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: Any = None,
+    window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+) -> list[Exact]:
+    """dq, dk, dv (, dbias) (, dsinks) row by row from the derivative of softmax; aligned bottom-right."""
+    q, k, v, do = wide(q), wide(k), wide(v), wide(do)
+    batch, heads, rows, dim = q.shape
+    keys = k.shape[2]
+    alpha = dim**-0.5 if scale is None else scale
+    mask = None if attn_mask is None else np.broadcast_to(attn_mask.double().numpy(), (batch, heads, rows, keys))
+    boolean = attn_mask is not None and not attn_mask.is_floating_point()
+    found = {"dq": np.zeros(q.shape), "dk": np.zeros(k.shape), "dv": np.zeros(v.shape)}
+    if mask is not None and not boolean:
+        found["dbias"] = np.zeros((batch, heads, rows, keys))
+    if sinks is not None:
+        found["dsinks"] = np.zeros(heads)
+    size = {name: np.zeros(a.shape) for name, a in found.items()}
+
+    def add(name: str, place: Any, value: Any, magnitude: Any) -> None:
+        found[name][place] += value
+        size[name][place] += magnitude
+
+    for b, h, i in np.ndindex(batch, heads, rows):
+        g, at = h * k.shape[1] // heads, i + keys - rows
+        left, right = (-1, -1) if window_size is None else window_size
+        first = at - left if left >= 0 else 0
+        last = min(keys - 1, at if is_causal else keys, at + right if right >= 0 else keys)
+        seen = [j for j in range(max(0, first), last + 1) if not (boolean and not mask[b, h, i, j])]
+        if not seen:
+            continue
+        s = np.array([alpha * math.fsum(q[b, h, i] * k[b, g, j]) for j in seen])
+        slope = np.ones(len(seen))
+        if softcap is not None:
+            t = np.tanh(s / softcap)
+            s, slope = softcap * t, 1 - t**2
+        if mask is not None and not boolean:
+            s = s + mask[b, h, i, seen]
+        if alibi_slopes is not None:
+            s = s - float(alibi_slopes[h]) * np.array([abs(at - j) for j in seen])
+        logits = s if sinks is None else np.append(s, float(sinks[h]))
+        weights = np.exp(logits - logits.max())
+        weights = weights / weights.sum()
+        p = weights[: len(seen)]
+        dp = np.array([math.fsum(do[b, h, i] * v[b, g, j]) for j in seen])
+        delta = math.fsum(p * dp)
+        ds = p * (dp - delta)
+        near = p * (np.abs(dp) + abs(delta))
+        for j, x, y, w, c in zip(seen, ds * slope, near, p, ds, strict=True):
+            add("dq", (b, h, i), alpha * x * k[b, g, j], alpha * y * np.abs(k[b, g, j]))
+            add("dk", (b, g, j), alpha * x * q[b, h, i], alpha * y * np.abs(q[b, h, i]))
+            add("dv", (b, g, j), w * do[b, h, i], w * np.abs(do[b, h, i]))
+            if "dbias" in found:
+                add("dbias", (b, h, i, j), c, y)
+        if sinks is not None:
+            add("dsinks", h, -weights[-1] * delta, weights[-1] * abs(delta))
+    return [Exact(value, 4 * size[name], 16 * size[name]) for name, value in found.items()]

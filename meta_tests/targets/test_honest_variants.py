@@ -40,6 +40,8 @@ def load(target: str) -> Any:
 
 
 def outputs(result: Any) -> tuple[Tensor, ...]:
+    if isinstance(result, dict):
+        return tuple(result.values())
     return result if isinstance(result, tuple) else (result,)
 
 

@@ -23,7 +23,9 @@ from targets.mutants.smallest import SIDE_EFFECTS, SMALLEST
 from targets.mutants.table import MUTANTS, Mutant
 
 HONEST = {
-    "attention": "targets.honest.flash:attention", "mla": "targets.honest.mla:materialised",
+    "attention": "targets.honest.flash:attention",
+    "attention_backward": "targets.honest.flash_backward:attention_backward",
+    "mla": "targets.honest.mla:materialised",
     "rope": "targets.honest.rope:rope", "rope_backward": "targets.honest.rope:rope_backward",
     "rope_apply": "targets.honest.rope:rope_apply",
     "softmax_backward": "targets.honest.softmax_backward:softmax_backward",
@@ -35,6 +37,7 @@ FILES = {path.stem for path in Path(mutants.__file__).parent.glob("*.py")} - {"_
 OPENLY_WRONG = {
     "scale_one_by_default", "lazy_rescaling_mixes_maxima", "last_key_of_full_tile_dropped",
     "logsumexp_base_two",
+    "backward_delta_dropped", "backward_key_scale_missing",
     "rope_backward_forward_again",
     "rope_layouts_swapped", "rope_halves_exchanged", "rope_exponent_of_pair", "rope_sine_negated",
     "mla_rope_part_omitted", "mla_scale_from_content_dim", "mla_divides_by_scale", "mla_rope_key_per_head",
@@ -96,6 +99,8 @@ def casual_inputs(op: str, dtype: torch.dtype) -> list[dict[str, Any]]:
         return torch.randn(shape, generator=generator).to(dtype)
 
     match op:
+        case "attention_backward":
+            return [{name: normal(2, 2, s, 64) for name in ("q", "k", "v", "do")} for s in (64, 50)]
         case "attention":
             return [{name: normal(2, 2, s, 64) for name in "qkv"} for s in (64, 50)]
         case "rope":
@@ -117,8 +122,10 @@ def survives(row: Mutant, dtype: str) -> bool:
     """On one of the usual inputs nobody would notice: tolerances of 2e-2, the LSE not looked at."""
     function = load(row.target)
     for arguments in casual_inputs(row.op, DTYPES[dtype]):
-        right = honest(row, arguments)[0].float()
-        if torch.allclose(outputs(function(**arguments))[0].float(), right, rtol=2e-2, atol=2e-2):
+        # All gradients are usually looked at, and of a forward pass the output.
+        count = 3 if row.op == "attention_backward" else 1
+        pairs = zip(honest(row, arguments)[:count], outputs(function(**arguments))[:count], strict=True)
+        if all(torch.allclose(wrong.float(), right.float(), rtol=2e-2, atol=2e-2) for right, wrong in pairs):
             return True
     return False
 
@@ -126,6 +133,13 @@ def survives(row: Mutant, dtype: str) -> bool:
 @pytest.mark.parametrize(("row", "dtype"), rows(row.name for row in MUTANTS))
 def test_is_alive_on_casual_input(row: Mutant, dtype: str) -> None:
     assert survives(row, dtype) == (row.name not in OPENLY_WRONG)
+
+
+def test_backward_accumulates_across_calls() -> None:
+    function = load(_row("backward_accumulates_across_calls").target)
+    arguments = SMALLEST["backward_delta_dropped"](torch.float32) | {"q": torch.full((1, 1, 1, 1), 3.0)}
+    first, second = function(**arguments)["dq"], function(**arguments)["dq"]
+    assert second.equal(2 * first) or second.equal(first + first)
 
 
 def test_query_scaled_in_place() -> None:

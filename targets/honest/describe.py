@@ -6,18 +6,20 @@ from typing import TypeVar
 ALL = ("fp64", "fp32", "fp16", "bf16")
 UP_TO_32_BITS = ("fp32", "fp16", "bf16")
 
+_LAYOUT = {
+    "causal_alignment": "bottom_right",
+    "lse_base": "e",
+    "empty_row": "zero",
+    "empty_row_lse": "-inf",
+    "window_left": "included",
+    "softcap_order": "before_mask",
+    "alibi_bias": "distance",
+    "lse_sink": "included",
+}
 CONVENTIONS: Mapping[str, Mapping[str, str]] = {
-    "attention": {
-        "causal_alignment": "bottom_right",
-        "lse_base": "e",
-        "empty_row": "zero",
-        "empty_row_lse": "-inf",
-        "masked_nan": "blocked",
-        "window_left": "included",
-        "softcap_order": "before_mask",
-        "alibi_bias": "distance",
-        "lse_sink": "included",
-    },
+    "attention": {**_LAYOUT, "masked_nan": "blocked"},
+    "attention_varlen": _LAYOUT,
+    "attention_paged": _LAYOUT,
     "mla": {
         "causal_alignment": "bottom_right",
         "lse_base": "e",

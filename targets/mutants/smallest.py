@@ -17,6 +17,7 @@ Builder = Callable[[torch.dtype], Arguments]
 Row = Sequence[float]
 
 SIDE_EFFECTS = (
+    "backward_accumulates_across_calls",
     "query_scaled_in_place",
     "pads_past_the_end",
     "output_promoted",
@@ -87,6 +88,29 @@ def by_axis(x: Row, scaling: Mapping[str, Any]) -> Builder:
 
 def _yarn(**more: Any) -> dict[str, Any]:
     return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **more}
+
+
+def backward(
+    q: Sequence[Row], k: Sequence[Row], v: Sequence[Row], do: Sequence[Row], *, scale: float | None = 1.0, **more: Any
+) -> Builder:
+    """One head from the rows of q `[Sq, D]`, k `[Sk, D]`, v `[Sk, Dv]`, do `[Sq, Dv]`."""
+
+    def build(dtype: torch.dtype) -> Arguments:
+        rows = {"q": q, "k": k, "v": v, "do": do}
+        given = {name: value.to(dtype) if isinstance(value, Tensor) else value for name, value in more.items()}
+        return {**{n: torch.tensor([[r]], dtype=dtype) for n, r in rows.items()}, "scale": scale, **given}
+
+    return build
+
+
+def grouped_backward(dtype: torch.dtype) -> Arguments:
+    """Two query heads that share a KV head."""
+    q, do = torch.ones(1, 2, 1, 1, dtype=dtype), torch.ones(1, 2, 1, 1, dtype=dtype)
+    k = torch.tensor([[[[0.0], [0.0]]]], dtype=dtype)
+    return {"q": q, "k": k, "v": torch.tensor([[[[0.0], [1.0]]]], dtype=dtype), "do": do, "scale": 1.0}
+
+
+_TWO_KEYS = ([[1.0]], [[0.0], [0.0]], [[0.0], [1.0]], [[1.0]])
 
 
 def softmax(x: Any) -> Builder:
@@ -207,6 +231,17 @@ SMALLEST: Mapping[str, Builder] = {
     "lse_base_two": attention(ONE, ONE, ONE),
     "lse_plus_inf": EMPTY_ROW,
     "lse_finite": EMPTY_ROW,
+    "backward_delta_dropped": backward(*_TWO_KEYS),
+    "backward_group_not_summed": grouped_backward,
+    "backward_ignores_mask": backward([[1.0]], [[0.0], [0.0]], [[0.0], [1.0]], [[1.0]], window_size=(0, 0)),
+    "backward_without_sink_gradient": backward([[1.0]], [[0.0]], [[1.0]], [[1.0]], sinks=torch.zeros(1)),
+    "backward_ds_in_fp16": backward([[1.0]], [[0.0], [0.0]], [[0.0], [1.0]], [[2.0**-30]]),
+    "backward_cap_slope_dropped": backward([[2.0]], [[0.0], [1.0]], [[0.0], [1.0]], [[1.0]], softcap=1.0),
+    "backward_key_scale_missing": backward(*_TWO_KEYS, scale=0.5),
+    "backward_last_query_dropped": backward(*_TWO_KEYS),
+    "backward_bias_gradient_scaled": backward(*_TWO_KEYS, scale=0.5, attn_mask=torch.zeros(1, 1, 1, 2)),
+    "backward_causal_top_left": backward(*_TWO_KEYS, is_causal=True),
+    "backward_weights_in_e4m3": backward([[1.0]], [[0.0]] * 3, [[0.0], [1.0], [2.0]], [[1.0]]),
     "rope_layout_ignored": rope([1.0] * 4, 1, layout="interleaved"),
     "rope_layouts_swapped": rope([1.0] * 4, 1),
     "rope_halves_exchanged": rope([1.0, 0.0], 0),
