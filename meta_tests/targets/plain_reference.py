@@ -279,7 +279,9 @@ def attention_backward(
         dp = np.array([math.fsum(do[b, h, i] * v[b, g, j]) for j in seen])
         delta = math.fsum(p * dp)
         ds = p * (dp - delta)
-        near = p * (np.abs(dp) + abs(delta))
+        # What D is a sum of: dO o O where it comes from the output.
+        spread = math.fsum(np.abs(do[b, h, i]) * np.abs(p @ v[b, g, seen]))
+        near = p * (np.abs(v[b, g, seen]) @ np.abs(do[b, h, i]) + spread)
         for j, x, y, w, c in zip(seen, ds * slope, near, p, ds, strict=True):
             add("dq", (b, h, i), alpha * x * k[b, g, j], alpha * y * np.abs(k[b, g, j]))
             add("dk", (b, g, j), alpha * x * q[b, h, i], alpha * y * np.abs(q[b, h, i]))
@@ -287,5 +289,5 @@ def attention_backward(
             if "dbias" in found:
                 add("dbias", (b, h, i, j), c, y)
         if sinks is not None:
-            add("dsinks", h, -weights[-1] * delta, weights[-1] * abs(delta))
+            add("dsinks", h, -weights[-1] * delta, weights[-1] * spread)
     return [Exact(value, 4 * size[name], 16 * size[name]) for name, value in found.items()]

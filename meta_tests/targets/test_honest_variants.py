@@ -164,7 +164,29 @@ def softmax_backward_cases(generator: torch.Generator, dtype: str) -> list[dict[
     return [*cases, {"y": random(generator, dtype, 3, 9), "dy": random(generator, dtype, 3, 9) * 50}]
 
 
+def attention_backward_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    def qkv(rows: int, keys: int, *, heads: int = 1, shared: int = 1, dim: int = 5, value: int = 3) -> dict[str, Any]:
+        shapes = {"q": (2, heads, rows, dim), "k": (2, shared, keys, dim), "v": (2, shared, keys, value)}
+        shapes["do"] = (2, heads, rows, value)
+        return {n: random(generator, dtype, *shape) for n, shape in shapes.items()}
+
+    mask = torch.rand(2, 2, 3, 40, generator=generator) < 0.5
+    options: list[dict[str, Any]] = [
+        {"scale": 0.3},
+        {"attn_mask": mask},
+        {"attn_mask": random(generator, dtype, 2, 2, 3, 40)},
+        {"window_size": (2, 1)},
+        {"softcap": 1.5},
+        {"alibi_slopes": torch.tensor([0.25, 0.5])},
+        {"sinks": torch.tensor([0.5, -1.0])},
+    ]
+    cases = [qkv(rows, keys) for rows, keys in ((1, 1), (2, 33), (3, 40))]
+    cases += [qkv(3, 3) | {"is_causal": True}, qkv(4, 2) | {"is_causal": True}, qkv(3, 9, heads=4, shared=2)]
+    return cases + [qkv(3, 40, heads=2) | more for more in options]
+
+
 CASES = {
+    "attention_backward": attention_backward_cases,
     "softmax_backward": softmax_backward_cases,
     "attention": attention_cases, "mla": mla_cases, "rope": rope_cases, "rope_apply": rope_apply_cases,
     "rope_backward": rope_backward_cases,
