@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from meta_tests.oracle.attention_attack import FAMILIES, attack, enclosed, family, outputs, ratios, stored
 from meta_tests.oracle.honest_attention import KERNELS, Kernel
+from meta_tests.oracle.plain_bound import plain_bound
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.bounds import attention as attention_bounds
 from oracle.bounds import contract as contracts
@@ -156,111 +157,6 @@ def test_a_normalised_p_meets_a_sum_of_other_weights(monkeypatch: pytest.MonkeyP
 
 
 # ---- the formula once more, in mpmath, from docs/bounds.md
-
-
-def plain_bound(
-    case: Case, form: Contract, fmt: Format, lse_format: Format, row: int
-) -> tuple[list[mpmath.mpf], mpmath.mpf]:
-    """(bound of O per column, bound of L) of one row without mask; loops over exact numbers, constants restated."""
-    mp, exp, log = mpmath.mpf, mpmath.exp, mpmath.log
-    q = [mp(float(x)) for x in case.arrays["q"][0, 0, row].astype(np.float64)]
-    k = [[mp(float(x)) for x in key] for key in case.arrays["k"][0, 0].astype(np.float64)]
-    v = [[mp(float(x)) for x in key] for key in case.arrays["v"][0, 0].astype(np.float64)]
-    n, d = len(k), len(q)
-    mask = case.options.get("attn_mask")
-    bias = None if mask is None else [mp(float(x)) for x in mask[0, 0, row].astype(np.float64)]
-    alpha = 1 / mpmath.sqrt(d)
-    precision, emin, smallest = (53, -1022, -1074) if form.compute == "fp64" else (24, -126, -150)
-    u = mp(2) ** -precision
-    w = mp(2) ** emin
-    stored_unit = mp(2) ** -fmt.precision
-    # Half the smallest subnormal; float64 holds all of its own only.
-    omega_store = mp(2) ** max(fmt.emin - fmt.precision, -1074)
-    cast = form.weights is None and fmt.precision < precision
-    u_p, omega_p = (stored_unit, omega_store) if cast else (mp(0), mp(0))
-    u_s, omega_s = (stored_unit, omega_store) if form.score_stores else (mp(0), mp(0))
-    u_q = u_k = u if form.qk_prescale == "compute" else mp(0)
-    e_exp = e_log = u_div = 4 * u
-    e_ln = mp(2) ** mp("2.6") * u
-    rounded, split, normal = form.row_sum == "rounded", form.splits > 1, form.normalised_p
-    tiles = -(-n // 16)
-    rescales = 0 if normal and (form.score_stores or form.qk_prescale != "none") else tiles - 1
-
-    def g(m: int) -> mpmath.mpf:
-        return m * u / (1 - m * u)
-
-    c_d, depth = g(d), g(n + 2 * tiles + 2)
-    scores, eps = [], []
-    k_s = 6 if bias is None else 8
-    reach = max(sum(abs(x) for x in key) for key in k) + sum(abs(x) for x in q)
-    omega_in = mp(2) ** smallest
-    for j in range(n):
-        size = alpha * sum(abs(a * b) for a, b in zip(q, k[j], strict=True))
-        s = alpha * sum(a * b for a, b in zip(q, k[j], strict=True)) + (0 if bias is None else bias[j])
-        e = ((c_d + u_q + u_k + u_q * u_k) + k_s * u * (1 + u_q) * (1 + u_k)) * (1 + c_d) * size
-        e += (1 + alpha) * (2 * d + 4) * w
-        e += (1 + 2 * c_d) * omega_in * ((1 + u_q) * (1 + u_k) * reach + d * omega_in)
-        before, times = abs(s), form.score_stores
-        if bias is not None:
-            e += k_s * u * abs(bias[j])
-            before, times = abs(s) + abs(bias[j]), times + (1 if times else 0)
-        e += ((1 + u_s) ** times - 1) * (before + e) + times * (1 + alpha) * omega_s
-        scores.append(s)
-        eps.append(e)
-    m = max(scores)
-    ell = sum(exp(s - m) for s in scores)
-    lse = m + log(ell)
-    over = max(0, max(s + e for s, e in zip(scores, eps, strict=True)) - m)
-    rho = []
-    for s, e in zip(scores, eps, strict=True):
-        r = e + 6 * u * (m - s + mp(form.lag) + e + over) - log(1 - e_exp) * (1 + rescales)
-        if rounded:
-            r -= log(1 - u_p)
-        if split:
-            far = 4 * max(abs(s), abs(m)) + 3 * max(abs(s), abs(lse)) + 6 * (lse - s + log(n))
-            r += mp("1.001") * u * far + e_log * log(n) + e_ln - log(1 - e_exp)
-        rho.append(r)
-    p = [exp(s - lse) for s in scores]
-    top = [exp(s - lse + r) for s, r in zip(scores, rho, strict=True)]
-    moved = [t * (1 - exp(-r)) for t, r in zip(top, rho, strict=True)]
-    gain = exp(sum(a * r for a, r in zip(p, rho, strict=True)))
-    k_p = (1 + (0 if rounded else u_p)) * (1 + depth) - 1
-    k_p += u_div * (1 + k_p) if normal else 0
-    k_p += ((1 + u_div) * (1 + u) * (1 + g(form.splits + 2)) - 1) * (1 + k_p) if split else 0
-    h_out = (1 + (0 if normal else u_div)) * (1 + stored_unit) / (1 - depth) - 1 + n * w
-    h_all = h_out
-    if normal and rescales:
-        apart = [
-            12 * u * (m - s + mp(form.lag) + e + over) - log(1 - e_exp) * (2 + rescales)
-            for s, e in zip(scores, eps, strict=True)
-        ]
-        x = sum(min(1, gain * t) * (1 - exp(-a)) for t, a in zip(top, apart, strict=True))
-        h_all = h_out + x / (1 - x) * (1 + h_out)
-    per_sum = min(1, gain / ell)
-    bounds = []
-    for c in range(len(v[0])):
-        column = [row_v[c] for row_v in v]
-        out = sum(a * x for a, x in zip(p, column, strict=True))
-        gap = [abs(x - out) for x in column]
-        size, farthest = sum(abs(x) for x in column), max(gap)
-        spread = min(size + n * abs(out), n * farthest)
-        inner = min(gain * sum(a * x for a, x in zip(moved, gap, strict=True)), farthest)
-        inner += k_p * min(
-            gain * sum(t * abs(x) for t, x in zip(top, column, strict=True)), max(abs(x) for x in column)
-        )
-        lost = omega_p * (spread if rounded else size)
-        inner += lost if normal else per_sum * lost
-        inner += per_sum * (w * spread + n * tiles * w) + n * w + (form.splits * w * farthest if split else 0)
-        bounds.append(inner + h_all * (abs(out) + inner) + omega_store)
-    lme = log(1 + sum(moved))
-    d_l = lme - log(1 - depth) + n * w + e_log * (log(ell) + lme + depth) + e_ln + u * (4 * abs(m) + 3 * abs(lse))
-    d_l += -log(1 - per_sum * n * omega_p) if rounded else 0
-    d_l += (form.splits + 1) * u + 3 * u * abs(lse) if split else 0
-    d_l *= 1 + 8 * u
-    unit = mp(2) ** -lse_format.precision
-    if lse_format.precision < precision:
-        d_l += unit * (abs(lse) + d_l) + mp(2) ** (lse_format.emin - lse_format.precision)
-    return bounds, d_l
 
 
 FORMS = [

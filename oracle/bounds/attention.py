@@ -262,7 +262,10 @@ def eps_with_bias(
     *,
     joins: int = 1,
 ) -> Float64Array:
-    """eps after a bias joined (in ``joins`` sums) and the scores were stored as often as the contract says; ``size`` bounds |S|."""
+    """eps after a bias joined, in ``joins`` sums, and scores were stored as often as the contract says.
+
+    ``size`` bounds |S|.
+    """
     if bias is None:
         return forward.stored_scores_error(eps, size, alpha, contract, c)
     eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias

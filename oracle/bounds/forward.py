@@ -132,7 +132,7 @@ def dot_scores_error(
 def stored_scores_error(
     eps: Float64Array, size: Float64Array, alpha: float, contract: Contract, c: Constants
 ) -> Float64Array:
-    """eps after scores of at most ``size`` were stored ``score_stores`` times in a low format, which loses omega each."""
+    """eps after scores of at most ``size`` were stored ``score_stores`` times in a low format, losing omega each time."""
     if not contract.score_stores:
         return eps
     stores = contract.score_stores
@@ -192,10 +192,11 @@ def sink_error(land: Landscape, c: Constants) -> Float64Array:
 
 
 def sink_lse_error(land: Landscape, c: Constants) -> Float64Array:
-    """What joins dL [r, 1] with a sink: L formed from L_k and s, and s outside the running maximum, while exp can."""
+    """What joins dL [r, 1] with a sink: L formed from L_k and s, and a larger s outside the maximum, while exp can."""
     there = joined(land)
+    above = land.scores[:, -1:] + 2 * land.slack > there.top
     outside = c.u * (EXPONENT_ROUNDINGS * there.apart + MAX_ROUNDINGS * there.top_size) - log1p(-c.e_exp)
-    outside = np.where(there.apart <= log(c.compute.max_finite) + 1, outside, 0.0)
+    outside = np.where(above & (there.apart <= log(c.compute.max_finite) + 1), outside, 0.0)
     return np.asarray(outside + c.u * (LSE_ROUNDINGS * land.lse_size + 3) + c.e_log + c.e_ln)
 
 
