@@ -73,22 +73,31 @@ def run_kernel(
     dim: int,
     fmt: Format,
     seed: int,
+    *,
+    theta: Float64 | None = None,
+    size: float = 1.0,
+    back: bool = False,
 ) -> NDArray[Any]:
-    """x [S, D] of ``fmt``, layout half, the first ``dim`` entries rotated."""
+    """x [S, D] of ``fmt``, layout half, the first ``dim`` entries rotated (``back``: by the negated angle).
+
+    ``theta``, ``size``: frequencies and magnitude, if they are not made here; positions [S] or [S, d/2].
+    """
     rng = np.random.default_rng(seed)
     compute = FORMATS["fp64" if kernel.preset == "fp64" else "fp32"]
     angle, table, turn = (
         fmt if name == "input" else FORMATS[name] for name in (kernel.angle, kernel.table, kernel.turn)
     )
-    theta = frequencies(kernel, base, dim, angle, rng)
-    turns = angle.round(angle.round(positions.astype(np.float64))[:, None] * theta)
+    if theta is None:
+        theta = frequencies(kernel, base, dim, angle, rng)
+    places = positions[:, None] if positions.ndim == 1 else positions
+    turns = angle.round(angle.round(places.astype(np.float64)) * theta)
     if kernel.frequency == "reduced":
         turns = compute.round(np.remainder(turns + np.pi, 2 * np.pi) - np.pi)
     slack = 3 * compute.unit_roundoff if kernel.worst else 0.0
-    cos, sin = (
-        table.round(np.clip(compute.round(f(turns) + slack * rng.choice([-1, 1], size=turns.shape)), -1, 1))
-        for f in (np.cos, np.sin)
-    )
+    noisy = (f(turns) + slack * rng.choice([-1, 1], size=turns.shape) for f in (np.cos, np.sin))
+    parts = (np.clip(compute.round(part), -1, 1) for part in noisy)
+    cos, sin = (table.round(part if size == 1 else compute.round(part * size)) for part in parts)
+    sin = -sin if back else sin
     first, second = (x[:, part].astype(np.float64) for part in (slice(0, dim // 2), slice(dim // 2, dim)))
     r = turn.round
     # The products are exact in float64 for operands of up to 24 bits, so `fused` rounds once.

@@ -44,8 +44,9 @@ def form_for(kernel: Kernel) -> Contract:
 
 def worst_ratio(observed: NDArray[Any], case: Case, block: Block, form: Contract, fmt: Format) -> float:
     """The largest distance / bound; inf where a bound of zero is missed or a non-finite value is illegal."""
-    found = bounds_rope.bounds(case, block, [form], {"out": fmt})[0]["out"]
-    e = block.part("out")
+    name = rope_case.output_name(case)
+    found = bounds_rope.bounds(case, block, [form], {name: fmt})[0][name]
+    e = block.part(name)
     y = observed.astype(np.float64)
     with np.errstate(all="ignore"):
         distance = np.maximum(e.distance(y) - e.rad, 0.0)

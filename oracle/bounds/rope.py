@@ -102,6 +102,7 @@ def bounds(
     cos, sin = (block.part(part).upper_abs() for part in ("cos", "sin"))
     size = block.part(name).upper_abs()
     grow = 1.0 + 2.0**-52 * 512
+    magnitude = magnitude_of(how.scaling, 0.0)[0]
     results = []
     with np.errstate(all="ignore"):
         for form in forms:
@@ -116,6 +117,11 @@ def bounds(
             bound = inner + stages.output_unit * (size + inner) + stages.omega(stages.output)
             bound[:, how.rotary_dim :] = 0.0
             broken = (size + inner) * grow >= min(stages.output.overflow_threshold, stages.c.compute.overflow_threshold)
+            # A magnitude may come before the rotation or after it, so that one step overflows and the whole does not.
+            steps = size / min(1.0, magnitude)
+            for part in _pairs(steps, how):
+                part[:] = np.maximum(part, np.maximum(first, second) * max(1.0, magnitude))
+            broken |= steps * grow >= min(stages.rotate.overflow_threshold, stages.c.compute.overflow_threshold)
             if lost is not None:
                 for part in _pairs(broken, how):
                     part |= lost

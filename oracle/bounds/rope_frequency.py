@@ -33,6 +33,7 @@ from __future__ import annotations
 from math import expm1, inf, log, log1p, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.formats import Float64Array, Format
@@ -61,14 +62,17 @@ def frequencies_upper(base: float, rotary_dim: int, scaling: Scaling, length: in
 
 def frequency_error(base: float, rotary_dim: int, scaling: Scaling, length: int, fmt: Format) -> Float64Array:
     """[1, d/2]: the largest relative error of each frequency made in ``fmt``; inf where nothing is promised."""
+    found = _error(base, rotary_dim, scaling, length, fmt)
+    return np.where(_overflows(base, rotary_dim, scaling, length, fmt), inf, found)
+
+
+def _error(base: float, rotary_dim: int, scaling: Scaling, length: int, fmt: Format) -> Float64Array:
     u = fmt.unit_roundoff
-    t: Float64Array = np.asarray(np.arange(rotary_dim // 2)[None, :] * (2.0 / rotary_dim), dtype=np.float64)
+    t = _exponents(rotary_dim)
     inexact = log1p(u) if float(fmt.round(base)) != base else 0.0
     if scaling.kind == "dynamic":
-        exponent = rotary_dim / (rotary_dim - 2)
-        ratio = float(rope_scaling.base_ratio(scaling, length))
         loss = _base_loss(scaling, length, rotary_dim, u)
-        return _plain(t, abs(log(base)) + exponent * log(ratio), inexact + loss, u)
+        return _plain(t, abs(log(base)) + _base_growth(scaling, length, rotary_dim), inexact + loss, u)
     plain = _plain(t, abs(log(base)), inexact, u)
     match scaling.kind:
         case "linear" | "longrope":
@@ -78,8 +82,33 @@ def frequency_error(base: float, rotary_dim: int, scaling: Scaling, length: int,
     return plain
 
 
+def _exponents(rotary_dim: int) -> Float64Array:
+    return np.asarray(np.arange(rotary_dim // 2)[None, :] * (2.0 / rotary_dim), dtype=np.float64)
+
+
+def _overflows(base: float, rotary_dim: int, scaling: Scaling, length: int, fmt: Format) -> NDArray[np.bool_]:
+    """Where a parameter, base^t times its factor, or a wavelength is beyond the largest number of the format."""
+    if scaling.kind == "default":
+        return np.zeros((1, rotary_dim // 2), dtype=bool)
+    grown, factors = log(base), np.array([max(1.0, float(scaling.factor))])
+    if scaling.kind == "dynamic":
+        grown += _base_growth(scaling, length, rotary_dim)
+    if scaling.kind == "longrope":
+        factors = np.array([max(1.0, float(x)) for x in rope_scaling.list_of(scaling, length)])
+    reach = np.maximum(_exponents(rotary_dim) * grown, 0.0) + np.log(factors)
+    if scaling.in_rotations:
+        reach = reach + log(2 * np.pi)
+    largest = max(abs(grown), log(float(scaling.factor) * max(length, scaling.length, 1)))
+    return np.asarray(np.maximum(reach, largest) >= log(fmt.max_finite) - 2.0**-20)
+
+
+def _base_growth(scaling: Scaling, length: int, rotary_dim: int) -> float:
+    return rotary_dim / (rotary_dim - 2) * log(float(rope_scaling.base_ratio(scaling, length)))
+
+
 def _plain(t: Float64Array, log_base: float, inexact: float, u: float) -> Float64Array:
-    with np.errstate(over="ignore"):
+    # 0 times inf is at the first pair, which is exact.
+    with np.errstate(over="ignore", invalid="ignore"):
         found = np.expm1(POWER * log1p(u) + t * (many(EXPONENT, u) * log_base + inexact))
     return np.asarray(np.where(t == 0, 0.0, found))
 
