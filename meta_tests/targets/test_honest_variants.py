@@ -178,7 +178,7 @@ def attention_backward_cases(generator: torch.Generator, dtype: str) -> list[dic
         {"window_size": (2, 1)},
         {"softcap": 1.5},
         {"alibi_slopes": torch.tensor([0.25, 0.5])},
-        {"sinks": torch.tensor([0.5, -1.0])},
+        {"sinks": torch.tensor([0.5, -1.0]).to(DTYPES[dtype])},
     ]
     cases = [qkv(rows, keys) for rows, keys in ((1, 1), (2, 33), (3, 40))]
     cases += [qkv(3, 3) | {"is_causal": True}, qkv(4, 2) | {"is_causal": True}, qkv(3, 9, heads=4, shared=2)]
