@@ -28,7 +28,7 @@ def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
 
 
 for _function in (softmax, log_softmax, logsumexp, softmax_backward):
-    _function.__attn_oracle__ = {  # type: ignore[attr-defined]
+    _function.__attn_oracle__ = {  # type: ignore[attr-defined, union-attr]
         "op": _function.__name__,
         "dtypes": ("fp64", "fp32", "fp16", "bf16"),
         "description": f"torch.{_function.__name__}"

@@ -24,7 +24,8 @@ class _Softmax(torch.autograd.Function):
     def backward(context: Any, *given: Tensor) -> Tensor:
         (stored,) = context.saved_tensors
         y, dy = stored.float(), widen(given[0])
-        return (y * (dy - (y * dy).sum(-1, keepdim=True))).to(given[0].dtype)
+        dx: Tensor = y * (dy - (y * dy).sum(-1, keepdim=True))
+        return dx.to(given[0].dtype)
 
 
 @describe("softmax")
