@@ -1,0 +1,81 @@
+"""FlexAttention's wrappers hand our options to torch as what they mean: against float64 written out apart from them."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from meta_tests.targets.dense_reference import attention as reference
+from targets import flex
+
+SLOPES = torch.tensor([[0.5, 0.25, 0.125, 0.0625], [1.0, 0.0, 0.5, 0.25]])
+BOOLEAN = torch.rand(2, 1, 20, 30, generator=torch.Generator().manual_seed(1)) < 0.3
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True, "scale": 0.7},
+    "window": {"window_size": (7, 2)},
+    "left": {"window_size": (4, -1)},
+    "softcap": {"softcap": 0.7},
+    "alibi": {"alibi_slopes": SLOPES[0]},
+    "boolean": {"attn_mask": BOOLEAN},
+    "added": {"attn_mask": torch.randn(4, 20, 30, generator=torch.Generator().manual_seed(2))},
+    "together": {
+        "is_causal": True, "window_size": (9, -1), "softcap": 1.5, "alibi_slopes": SLOPES, "attn_mask": BOOLEAN,
+    },
+}  # fmt: skip
+
+
+def case(dtype, keys=30):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 20, 8), (2, 2, keys, 8), (2, 2, keys, 12))
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
+
+
+def call(function, *tensors, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises to compile, and how
+        return function(*tensors, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_unfused_matches_float64(name, dtype):
+    tensors = case(dtype)
+    out, lse = call(flex.unfused, *tensors, **OPTIONS[name], return_lse=True)
+    exact = reference(*tensors, **OPTIONS[name])
+    assert (np.abs(out.double().numpy() - exact.out) <= exact.out_bound()).all()
+    seen = exact.visible.any(-1)
+    assert not out[torch.from_numpy(~seen)].any() and lse[torch.from_numpy(~seen)].isneginf().all()
+    assert (np.abs(lse.double().numpy()[seen] - exact.lse[seen]) <= exact.lse_bound()[seen]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"window_size": (8, 2)}, {"window_size": (7, 1)}, {"top_left": True}, {"scale": 0.5}]
+)
+def test_the_bound_tells_right_from_wrong(wrong):
+    tensors = case(torch.bfloat16)
+    out = call(flex.unfused, *tensors, window_size=(7, 2)).double().numpy()
+    exact = reference(*tensors, **({"window_size": (7, 2)} | wrong))
+    assert not (np.abs(out - exact.out) <= exact.out_bound()).all()
+
+
+@pytest.mark.skipif(not flex._has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("name", ["causal", "together"])
+def test_compiled_matches_float64(name):
+    """Two kernels, compiled once: other numbers and longer keys need no third."""
+    for keys, more in ((30, {}), (40, {"softcap": 0.9} if "softcap" in OPTIONS[name] else {"scale": 0.3})):
+        tensors = case(torch.float32, keys)
+        options = OPTIONS[name] | more
+        if "attn_mask" in options and keys != 30:
+            options["attn_mask"] = torch.nn.functional.pad(BOOLEAN, (5, 5), value=True)
+        out = call(flex.compiled, *tensors, **options)
+        exact = reference(*tensors, **options)
+        seen = exact.visible.any(-1)
+        assert (np.abs(out.double().numpy() - exact.out) <= exact.out_bound())[seen].all()
+
+
+def test_without_a_compiler_it_says_so(monkeypatch):
+    monkeypatch.setattr(flex, "_has_compiler", lambda: False)
+    with pytest.raises(NotImplementedError, match="compiler"):
+        flex.compiled(*case(torch.float32))
