@@ -344,13 +344,14 @@ def test_where_overflow_is_legal_with_a_sink() -> None:
     assert not any(f["out"].may_overflow.any() for f in found)
 
 
-# ---- terms that honest kernels need
-
-
-def worst_of_kernel(kernel: Kernel, fmt: str, **options: Any) -> float:
-    worst = 0.0
-    for seed in range(12):
-        case = case_with(fmt, seed, **options)
-        block, bounded = enclosed(case, form_of(kernel, FORMATS[fmt]), {"out": FORMATS[fmt], "lse": FORMATS["fp32"]})
-        worst = max(worst, *ratios(outputs(kernel, FORMATS[fmt], case, block), block, bounded).values())
-    return worst
+def test_alibi_that_is_not_declared_covers_both_of_its_forms() -> None:
+    forms = [*preset_forms("attention", "fp32"), *preset_forms("attention", "eager")]
+    base = case_with("fp32", 2, is_causal=True, causal_alignment="bottom_right", alibi_slopes=np.array([0.5]))
+    bounds = {}
+    for name in (None, "distance", "key_index"):
+        case = base if name is None else base.with_options(alibi_bias=name)
+        bounds[name] = attention_bounds.bounds(case, enclose(case)[0], forms, {"out": FORMATS["fp32"]})
+    for either, *declared in zip(bounds[None], bounds["distance"], bounds["key_index"], strict=True):
+        for one in declared:
+            assert (either["out"].bound >= one["out"].bound * (1 - 1e-9)).all()
+    assert (bounds[None][2]["out"].bound > bounds["distance"][2]["out"].bound).any()
