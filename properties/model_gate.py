@@ -73,15 +73,19 @@ def check(bench: Bench, given: Input) -> Judgement:
     worst, ratios, label = best
     detail = ", ".join(f"{n} rms is {r:.3g} of the model's" for n, r in ratios.items()) + f" ({label} form)"
     figures = {f"model_ratio_{n}": r for n, r in ratios.items()}
-    judged = bench.op == "attention" and all(map(_followed, bench.forms))
+    # A tanh made of exp errs by up to 17 times the model's in fp32, without breaking its contract.
+    capped = case.options.get("softcap") is not None
+    judged = bench.op == "attention" and not capped and all(map(_followed, bench.forms))
     verdict = Verdict.FAIL if judged and worst > 1 else Verdict.PASS
     return Judgement(verdict, Basis.CALIBRATED, detail, worst, metrics=figures, forms={label: worst})
 
 
 def _followed(form: Contract) -> bool:
     """Whether the model rounds where this form says."""
-    plain = form.qk_prescale == "none" and form.operands is None and form.engine == "fma" and form.exp is None
-    return form.preset in JUDGED and plain and not form.flush
+    plain = form.qk_prescale == "none" and form.operands is None and form.engine == "fma"
+    # The model's exp and tanh are nearly exact; it rounds O once.
+    exact = form.exp is None and form.tanh is None and form.tanh_abs is None and form.output_stores == 1
+    return form.preset in JUDGED and plain and exact and not form.flush
 
 
 def _ratio(target: float, model: float) -> float:
