@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from properties import attention_edges as edges
 from properties import attention_relations as relations
-from properties import model_gate, strategies
+from properties import bias, model_gate, strategies
 from properties.attention_heads import heads_alone
 from properties.attention_merge import split_merge
 from properties.attention_options import NAMES
@@ -147,6 +147,7 @@ PROPERTIES: tuple[Property, ...] = (
         edges=edges.option_edges,
     ),
     _row("P18", "shapes around tile borders, odd and unequal dimensions", within_bound, edges=edges.shape_edges),
+    _row("P19", "errors have no direction, with and without ties of the maximum", bias.check, edges=bias.edges),
     _row("P23", "dtype, shape and device of the outputs", structure_only, edges=edges.dtype_edges),
     _row(
         "P25",

@@ -40,6 +40,7 @@ from reports.summary import (
     worst_ratio,
 )
 from reports.wording import NOTHING, count, figure, listed, plural, slug
+from targets.signature import OUTPUTS
 
 
 def anchor(subject: Subject) -> str:
@@ -131,11 +132,17 @@ def _worst(records: Sequence[Record]) -> str:
     return NOTHING if worst is None else f"{figure(worst.ratio)} ({worst.property})"
 
 
+def _outputs(records: Sequence[Record]) -> list[str]:
+    """Outputs of which some record has figures, in the order of their op."""
+    names = OUTPUTS.get(records[0].op, ("out",)) if records else ()
+    return [n for n in names if any(isinstance(r.metrics.get(n), dict) for r in records)]
+
+
 def _accuracy(records: Sequence[Record]) -> list[Block]:
     """ULP figures and bias by dtype, output and kind of input."""
     rows: list[tuple[Line, ...]] = []
     for dtype in dtypes_of(records):
-        for output in ("out", "lse"):
+        for output in _outputs(records):
             for family in FAMILIES:
                 p = pooled([r for r in records if r.dtype == dtype and family.holds(r)], output)
                 if p is None:

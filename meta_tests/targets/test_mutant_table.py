@@ -142,6 +142,17 @@ def test_backward_accumulates_across_calls() -> None:
     assert second.equal(2 * first) or second.equal(first + first)
 
 
+@pytest.mark.parametrize("name", ["output_truncated", "weights_truncated"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_truncation_goes_one_way(name: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 1, 40, 8, generator=generator).to(dtype) for _ in range(3))
+    row, arguments = _row(name), {"q": q, "k": k, "v": v.abs() + 0.5}
+    right, wrong = honest(row, arguments)[0].double(), outputs(load(row.target)(**arguments))[0].double()
+    assert (wrong <= right).all()
+    assert (wrong < right).double().mean() > 0.2
+
+
 def test_query_scaled_in_place() -> None:
     from targets.mutants.query_scaled_in_place import attention
 

@@ -18,7 +18,9 @@ Row = Sequence[float]
 
 SIDE_EFFECTS = (
     "backward_accumulates_across_calls",
+    "output_truncated",
     "query_scaled_in_place",
+    "weights_truncated",
     "pads_past_the_end",
     "output_promoted",
     "softmax_gradient_through_rounded_weights",

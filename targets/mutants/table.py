@@ -105,6 +105,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _attention("denominator_epsilon", "P6", "1e-5 added to the row sum", dtypes=FP32),
     _attention("query_on_fixed_grid", "P25", "q rounded to multiples of 2^-8"),
     _attention("weights_in_e4m3", "G3", "P cast to e4m3 for its product with V"),
+    _attention("output_truncated", "P19", "the output is truncated, not rounded",
+               "triton-lang/triton#11217", dtypes=SIXTEEN_BITS),
+    _attention("weights_truncated", "P19", "P is truncated, not rounded", dtypes=SIXTEEN_BITS),
     _attention("output_promoted", "P23", "16-bit inputs come back in float32", dtypes=SIXTEEN_BITS),
     # Who sees what: masks, alignment, empty rows.
     _attention("empty_row_nan", "P3", "a row without keys gives NaN, zero is declared",
