@@ -1,0 +1,56 @@
+"""Gate G3 gives no verdict where its model is not the target's: soft caps, declared tanh, a second rounding of O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from properties import model_gate
+from properties.bench import PROFILES, bench_for
+from properties.recipes import Recipe
+from properties.strategies import attention_input
+from properties.verdict import Verdict
+from targets.base import target_from
+from targets.honest.describe import describe
+
+Tensor = torch.Tensor
+
+
+@describe("attention")
+def capped_by_exp(q: Tensor, k: Tensor, v: Tensor, *, softcap: float | None = None, return_lse: bool = False) -> Any:
+    """Plain attention whose tanh is 1 - 2 / (e^2x + 1)."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * (1 - 2 / (torch.exp(2 * (scores / softcap)) + 1))
+    out, lse = torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+    return (out, lse) if return_lse else out
+
+
+@describe("attention")
+def cut(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False) -> Any:
+    """Attention that forgets twelve bits of its output."""
+    out, lse = capped_by_exp(q, k, v, return_lse=True)
+    out = (out.view(torch.int32) & -4096).view(torch.float32)
+    return (out, lse) if return_lse else out
+
+
+@pytest.mark.parametrize("softcap", [None, 100.0])
+def test_a_soft_cap_made_of_exp_is_honest(softcap: float | None) -> None:
+    bench = bench_for(target_from(capped_by_exp, spec="cap", op="attention"), "fp32", profile=PROFILES["quick"])
+    given = attention_input(bench, kv_heads=1, sq=512, sk=64, dims=32, recipe=Recipe("normal", 1))
+    given = given if softcap is None else replace(given, case=given.case.with_options(softcap=softcap))
+    judged = model_gate.check(bench, given)
+    assert judged.verdict is Verdict.PASS
+    assert (judged.metrics["model_ratio_out"] > 4) == (softcap is not None)
+
+
+def test_a_contract_that_the_model_does_not_follow_is_reported_only() -> None:
+    bench = bench_for(target_from(cut, spec="cut", op="attention"), "fp32", profile=PROFILES["quick"])
+    given = attention_input(bench, kv_heads=1, sq=512, sk=64, dims=32, recipe=Recipe("normal", 1))
+    assert model_gate.check(bench, given).verdict is Verdict.FAIL
+    for fields in ({"tanh": 2.0**-11}, {"tanh_abs": 2.0**-20}, {"output_stores": 2}):
+        forms = tuple(replace(form, **fields) for form in bench.forms)
+        assert model_gate.check(replace(bench, forms=forms), given).verdict is Verdict.PASS
