@@ -42,7 +42,7 @@ def position_sweep(bench: Bench) -> Iterator[Input]:
         for layout in layouts_of(bench):
             features = {"sweep": "position", "position": p}
             recipe = Recipe(seed=p.bit_length())
-            yield rope_input(bench, s=4, dims=64, far=p, recipe=recipe, layout=layout, features=features)
+            yield rope_input(bench, s=4, dims=128, far=p, recipe=recipe, layout=layout, features=features)
 
 
 def captured(bench: Bench) -> Iterator[Input]:
