@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -388,3 +389,31 @@ def test_no_honest_kernel_exceeds_its_bound(name: str) -> None:
 def test_no_honest_kernel_exceeds_its_bound_in_a_long_run(name: str) -> None:
     worst = attacked(KERNELS[name], range(3, 60))
     assert {place: ratio for place, ratio in worst.items() if not ratio <= 1} == {}
+
+
+# ---- what must exceed: a bound that nothing exceeds proves nothing
+
+
+BROKEN: dict[str, tuple[Backward, str, int, str]] = {
+    # A kernel, a family in which it breaks that form of a stricter contract in bf16, and the output that shows it.
+    "P cast under fp32": (Backward({"preset": "fp32"}, cast=True), "ties", 0, "dv"),
+    "dS stored under fp32": (Backward({"preset": "fp32"}, stores=1), "ties", 0, "dq"),
+    "dP stored under fp32": (
+        Backward({"preset": "fp32"}, delta="weights", saved="weights", dp_stored=True), "cancelling dP", 3, "dk"
+    ),
+    "eager under flash": (
+        Backward({"preset": "flash"}, delta="weights", saved="weights", eager=True, stores=2, dp_stored=True),
+        "large logits", 6, "dq",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_promise_exceeds_the_bound(name: str) -> None:
+    kernel, inputs, form, output = BROKEN[name]
+    kernel, worst, fmt = replace(kernel, form=form), 0.0, FORMATS["bf16"]
+    for seed in range(30):
+        worst = max(worst, ratios(kernel, fmt, drawn(inputs, fmt, np.random.default_rng(seed)))[output])
+        if worst > 1:
+            break
+    assert worst > 1
