@@ -51,6 +51,12 @@ GOALS = (
         (("long plain", 1.0),),
         4.0,
     ),
+    Goal(
+        "enclosure of dq, dk, dv of a head of 256 x 256, d 64, to one plain float64 evaluation",
+        (("gradients enclosure", 1.0),),
+        (("gradients plain", 1.0),),
+        10.0,
+    ),
 )
 """Every name is one benchmark of `benchmarks/test_oracle_cost.py`."""
 

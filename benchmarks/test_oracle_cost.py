@@ -41,6 +41,25 @@ def plain(case: Case) -> Float64Array:
     return np.asarray(weights @ v / weights.sum(axis=1, keepdims=True))
 
 
+def gradients(case: Case) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """dq, dk, dv as anyone writes them in numpy, from inputs widened to float64."""
+    q, k, v, do = (case.arrays[n][0, 0].astype(np.float64) for n in ("q", "k", "v", "do"))
+    scale = 1 / np.sqrt(q.shape[1])
+    scores = q @ k.T * scale
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p = p / p.sum(axis=1, keepdims=True)
+    dp = do @ v.T
+    ds = p * (dp - (p * dp).sum(axis=1, keepdims=True))
+    return ds @ k * scale, ds.T @ q * scale, p.T @ do
+
+
+@pytest.fixture(scope="module")
+def backward() -> Case:
+    forward = head(256, 256, 64)
+    do = np.random.default_rng(1).standard_normal((1, 1, 256, 64)).astype(np.float32)
+    return Case("attention_backward", {**forward.arrays, "do": do})
+
+
 @pytest.fixture(scope="module")
 def square() -> Case:
     return head(1024, 1024, 64)
@@ -56,7 +75,20 @@ def long() -> Case:
     return head(64, 65536, 128)
 
 
+BACKWARD = "gradients of a head of 256 x 256, d 64"
 SQUARE, LONG, SMALL = "head of 1024 x 1024, d 64", "64 rows against 65536 keys, d 128", "head of 8 x 64, d 32"
+
+
+def test_gradients_plain(backward: Case, timed: Timed) -> None:
+    timed("gradients plain", BACKWARD, lambda: gradients(backward), rounds=15)
+
+
+def test_gradients_enclosure(backward: Case, timed: Timed) -> None:
+    blocks = timed("gradients enclosure", BACKWARD, lambda: enclose(backward), rounds=15)
+    for name, plainly in zip(("dq", "dk", "dv"), gradients(backward), strict=True):
+        part = next(b for b in blocks if b.holds(name)).part(name)
+        assert part.rad.max() < 1e-11
+        assert (np.abs(part.hi - plainly) < 1e-11).all()
 
 
 def test_square_plain(square: Case, timed: Timed) -> None:

@@ -399,7 +399,7 @@ BROKEN: dict[str, tuple[Backward, str, int, str]] = {
     "P cast under fp32": (Backward({"preset": "fp32"}, cast=True), "ties", 0, "dv"),
     "dS stored under fp32": (Backward({"preset": "fp32"}, stores=1), "ties", 0, "dq"),
     "dP stored under fp32": (
-        Backward({"preset": "fp32"}, delta="weights", saved="weights", dp_stored=True), "cancelling dP", 3, "dk"
+        Backward({"preset": "fp32"}, delta="weights", saved="weights", dp_stored=True), "one-signed", 3, "dk"
     ),
     "eager under flash": (
         Backward({"preset": "flash"}, delta="weights", saved="weights", eager=True, stores=2, dp_stored=True),
