@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from oracle.case import Case
 from oracle.formats import format_of
 from oracle.ops.table import op_named
+from properties import diagnose_backward
 from properties.bench import Bench
 from properties.counterfactual import Counterfactual, Hypothesis, Scene, Table, scene_of
 from properties.diagnose_match import Match, allowed, match
@@ -64,6 +65,8 @@ def diagnose(bench: Bench, case: Case, *, seconds: float = 4.0) -> str:
 
     ``seconds`` of processor time: after them no further counterfactual is tried.
     """
+    if bench.op == "attention_backward":
+        return diagnose_backward.explain(bench, case, seconds=seconds)
     if not case.arrays or not table_of(bench.op).hypotheses:
         return ""
     deadline = time.process_time() + seconds
