@@ -156,7 +156,8 @@ def _sweep(
         drop, own = m.keep(shift - most), m.keep(logit - most)
         if factor is not None:
             drop, own = m.keep(drop * factor), m.keep(own * factor)
-        rescale = m.power(drop, base, 0.0)
+        # Maxima that overflowed, of keys masked with the lowest number, have no weight.
+        rescale = np.where(np.isneginf(top), real(0), m.power(drop, base, 0.0))
         total = m.keep(m.keep(total * rescale) + m.power(own, base, 0.0))
         acc, shift = m.keep(acc * rescale), most
     if kernel.normalised:

@@ -355,3 +355,25 @@ def test_alibi_that_is_not_declared_covers_both_of_its_forms() -> None:
         for one in declared:
             assert (either["out"].bound >= one["out"].bound * (1 - 1e-9)).all()
     assert (bounds[None][2]["out"].bound > bounds["distance"][2]["out"].bound).any()
+
+
+def test_masks_of_the_lowest_number_beside_a_sink() -> None:
+    # In base two such scores overflow: with all of a row's keys at -3e38 a kernel may lose their maximum, and its L.
+    lowest = np.full((2, 3), -3e38)
+    lowest[0, 0] = 0.0
+    for options in ({}, {"lse_sink": "excluded"}):
+        given = (np.ones((2, 2)), np.ones((3, 2)), np.ones((3, 1)), {"attn_mask": lowest, "sinks": np.array([1.0])})
+        case = stored(given, FORMATS["fp32"]).with_options(**options)
+        _, found = enclosed(case, preset_forms("attention", "fp32")[0], {"out": FORMATS["fp32"]})
+        for name in ("out", "lse"):
+            assert found[name].may_overflow[:, 0].tolist() == [False, True]
+
+
+def test_values_whose_sum_is_beyond_float64_promise_nothing_and_fail_nobody() -> None:
+    v = np.full((40, 1), 7e307)
+    v[::2] *= -1
+    k = np.linspace(0, 400, 40)[:, None]
+    case = stored((np.ones((1, 1)), k, v, {"sinks": np.array([1.0])}), FORMATS["fp64"])
+    for form in preset_forms("attention", "fp64"):
+        _, found = enclosed(case, form, {"out": FORMATS["fp64"], "lse": FORMATS["fp64"]})
+        assert not np.isnan(found["out"].bound).any()

@@ -196,7 +196,8 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
             lse_bound = forward.lse_bound(t, rho, land, form, c, lse_format) * grow
         broken = _rows_may_overflow(head, raw, eps, land, form, c)
         # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
-        out_bound = np.where(np.isnan(out_bound) & broken, np.inf, out_bound)
+        lost = broken | ~np.isfinite(4 * head.v_magnitude.sum(axis=0))
+        out_bound = np.where(np.isnan(out_bound) & lost, np.inf, out_bound)
         too_large = out.upper_abs() + out_bound >= out_format.overflow_threshold
         if form.saturate:
             beyond = out.upper_abs() + out_bound - out_format.max_finite
@@ -362,8 +363,10 @@ def _rows_may_overflow(
         grown = 1 + accumulation_error(contract, c, land.keys)
     weights, before = np.where(land.visible, land.p, 0.0), grown * (1.0 if contract.normalised_p else factor)
     if head.has_sink:
-        # A sink that joins at the end leaves the sums as large as they are without it.
-        fall = np.minimum(land.scores + land.scores_rad + land.slack - forward.joined(land).top, 1.0)
+        # A sink that joins at the end leaves maximum and sums as they are without it.
+        there = forward.joined(land)
+        broken |= there.top_size >= limit
+        fall = np.minimum(land.scores + land.scores_rad + land.slack - there.top, 1.0)
         weights = np.where(land.visible & (np.arange(land.keys) < land.keys - 1), np.exp(fall), 0.0)
         total = weights.sum(axis=1, keepdims=True)
         weights = weights / np.where(total > 0, total, 1.0)
