@@ -106,7 +106,7 @@ USUAL = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in CONVENTIONS["attention"].items() for v in values])
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n in PROBES["attention"] for v in CONVENTIONS["attention"][n]])
 def test_a_probe_finds_what_a_kernel_does(name: str, value: str) -> None:
     said = USUAL | {name: value}
     target = kernel(**said)

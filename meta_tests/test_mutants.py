@@ -83,6 +83,8 @@ def test_every_killer_is_in_the_table_of_its_op(op: str) -> None:
 
 HONEST = {
     "attention": "targets.honest.flash:attention",
+    "attention_varlen": "targets.honest.layouts:attention_varlen",
+    "attention_paged": "targets.honest.layouts:attention_paged",
     "mla": "targets.honest.mla:materialised",
     "rope": "targets.honest.rope:rope",
     "rope_backward": "targets.honest.rope:rope_backward",

@@ -60,7 +60,8 @@ class Block:
     which rows. values: the op's named parts as opaque values of ``ar``. empty [r]: rows without a visible key.
     undefined [r]: rows that read a NaN or inf, whose exact value does not exist. visible [r, n] or None. patches:
     parts replaced row by row at higher precision. outputs: those that this block is a part of (None: all of the op's),
-    where different outputs have rows of different kinds, as the gradients of queries and of keys have.
+    where different outputs have rows of different kinds, as the gradients of queries and of keys have. places: output
+    -> index of the block's part of it, where one index is not that of all outputs.
     """
 
     key: tuple[int, ...]
@@ -73,6 +74,7 @@ class Block:
     patches: Mapping[str, Enclosure] = field(default_factory=dict)
     at: tuple[int, ...] | None = None
     outputs: tuple[str, ...] | None = None
+    places: Mapping[str, tuple[int | slice, ...]] = field(default_factory=dict)
 
     @property
     def index(self) -> tuple[int, ...]:
@@ -85,7 +87,8 @@ class Block:
 
     def whole(self, name: str, output: NDArray[Any]) -> NDArray[Any]:
         """The block's part of a whole output array, all rows of it: a view [R, c] where the layout allows one."""
-        held = output[self.index] if self.index else output.reshape(-1, self.part(name).hi.shape[1])
+        index = self.places.get(name, self.index)
+        held = output[index] if index else output.reshape(-1, self.part(name).hi.shape[1])
         return held[:, None] if held.ndim == 1 else held
 
     def take(self, name: str, output: NDArray[Any]) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from oracle.bounds.contract import Contract, declared_forms, ladder
 from oracle.case import Case
 from oracle.enclosure import Rows
 from oracle.formats import FORMATS, Format
+from oracle.ops.table import op_named
 from targets.base import OPTIONS, Observed, Target, run
 
 
@@ -72,6 +73,8 @@ class Bench:
         return option in self.target.parameters and option in OPTIONS[self.op]
 
     def call(self, case: Case) -> Observed:
+        """One call. ValueError, before the target is called, for a case that does not fit its op."""
+        op_named(case.op).blocks(case)
         return run(self.target, case, device=self.device, seconds=self.seconds)
 
     def lower_presets(self) -> tuple[str, ...]:

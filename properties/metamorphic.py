@@ -54,7 +54,8 @@ def full_bounds(bench: Bench, case: Case, outputs: Outputs) -> list[dict[str, Fl
             for name in names:
                 values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)
                 place = result[form][name]
-                target = place[block.index] if block.index else place.reshape(len(block.rows), -1)
+                index = block.places.get(name, block.index)
+                target = place[index] if index else place.reshape(len(block.rows), -1)
                 target[...] = values.reshape(target.shape)
     return result
 

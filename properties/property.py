@@ -61,7 +61,10 @@ class Property:
 _TABLES = {
     "attention": ("properties.attention", "PROPERTIES"),
     "attention_backward": ("properties.attention_backward", "PROPERTIES"),
+    "attention_varlen": ("properties.attention_layouts", "VARLEN_PROPERTIES"),
+    "attention_paged": ("properties.attention_layouts", "PAGED_PROPERTIES"),
     "mla": ("properties.mla", "PROPERTIES"),
+    "gqa_block": ("properties.gqa_block", "PROPERTIES"),
     "rope": ("properties.rope", "PROPERTIES"),
     "rope_backward": ("properties.rope", "BACKWARD_PROPERTIES"),
     "rope_apply": ("properties.rope", "APPLY_PROPERTIES"),

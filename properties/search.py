@@ -99,14 +99,23 @@ def judge(bench: Bench, prop: Property, given_input: Input) -> Judgement:
 
 def _refused(bench: Bench, case: Case) -> str:
     """The stated limit of the target that this case lies beyond, or nothing."""
-    if bench.op != "attention" or not case.arrays:
+    if bench.op not in _HEADED or not case.arrays:
         return ""
-    q, k, v = (case.arrays[n].shape for n in ("q", "k", "v"))
-    if q[1] != k[1] and bench.conventions.get("grouped_heads") == "refused":
+    q, k, v = (case.arrays[name].shape for name in _HEADED[bench.op])
+    # All but the dense layout have heads next to last in keys and values, packed queries too.
+    q_heads, kv_heads = q[-2 if bench.op == "attention_varlen" else 1], k[1 if bench.op == "attention" else -2]
+    if q_heads != kv_heads and bench.conventions.get("grouped_heads") == "refused":
         return "grouped KV heads"
-    if q[3] != v[3] and bench.conventions.get("unequal_value_dim") == "refused":
+    if q[-1] != v[-1] and bench.conventions.get("unequal_value_dim") == "refused":
         return "Dv != D"
     return ""
+
+
+_HEADED = {
+    "attention": ("q", "k", "v"),
+    "attention_varlen": ("q", "k", "v"),
+    "attention_paged": ("q", "k_cache", "v_cache"),
+}
 
 
 def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, folder: Path | None) -> list[Record]:

@@ -8,7 +8,7 @@ from properties.bench import Bench
 from properties.plugin import Examination, check
 from properties.record import Journal
 
-OPS = ("attention",)
+OPS = ("attention", "attention_varlen", "attention_paged")
 
 
 def test_property(request: pytest.FixtureRequest, examination: Examination, bench: Bench, journal: Journal) -> None:

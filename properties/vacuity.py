@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from oracle.bounds.table import Bounded
 from oracle.case import Case
 from oracle.enclosure import Block, Enclosure
 from oracle.error import Errors
+from oracle.ops import attention_layouts
 from oracle.vacuity import exactly, mean_of_visible, trivial_outputs, uniform_rows, vacuous
 
 Part = tuple[Block, Mapping[str, Errors], Mapping[str, Bounded]]
@@ -37,6 +39,8 @@ def _accepted(case: Case, parts: Sequence[Part], output: str) -> tuple[str, ...]
 
 
 def _others(case: Case, block: Block) -> dict[str, Enclosure]:
+    if case.op in attention_layouts.NAMES:
+        return _others(attention_layouts.dense(case, block.key[0]), replace(block, key=(0, block.key[1])))
     if case.op == "attention":
         batch, head = block.key
         v = case.arrays["v"]

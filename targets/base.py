@@ -253,11 +253,18 @@ def _arguments(target: Target, case: Case) -> dict[str, Any]:
             value = True
         elif name == "is_causal":
             value = bool(value)
+        elif name in ("max_seqlen_q", "max_seqlen_k"):
+            value = _longest(case, name)
         elif value is None and name in target.required:
             value = _required_default(target.op, name, case)
         if value is not None or name in target.required:
             given[name] = value
     return given
+
+
+def _longest(case: Case, name: str) -> int:
+    """The longest of a packed case's sequences, which a function may ask for beside their prefix sums."""
+    return int(np.diff(case.arrays[name.replace("max_seqlen", "cu_seqlens")]).max(initial=0))
 
 
 def _required_default(op: str, name: str, case: Case) -> Any:

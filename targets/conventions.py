@@ -22,6 +22,7 @@ _ATTENTION = {
     **CHOICES,
     "grouped_heads": ("accepted", "refused"),
     "unequal_value_dim": ("accepted", "refused"),
+    "batch_invariant": ("yes", "no"),
 }
 CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "attention": _ATTENTION,
@@ -33,6 +34,7 @@ CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rope_backward": {"layout": ("half", "interleaved")},
     "rope_apply": {"layout": ("half", "interleaved")},
     "softmax_backward": {},
+    "gqa_block": {},
     "softmax": {"empty_row": ("zero", "nan", "mean")},
     "log_softmax": {"empty_row": ("zero", "nan", "mean")},
     "logsumexp": {"lse_base": ("e", "2"), "empty_row_lse": ("-inf", "+inf", "finite")},

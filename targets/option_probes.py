@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.enclosure import enclose
@@ -97,8 +96,9 @@ def _only(name: str, asked: Asked, **options: Any) -> str | None:
 
 
 def _by_lse(name: str, asked: Asked, **options: Any) -> str | None:
-    """The one meaning that the LSE follows, in base e or 2."""
-    return _one(name, lambda meant: _follows(asked, "lse", options | {name: meant}))
+    """The one meaning that the LSE follows, in the base that it has without the option."""
+    units = [u for u in (1.0, float(np.log(2.0))) if _follows(asked, "lse", {"queries": 3}, unit=u)]
+    return _one(name, lambda meant: any(_follows(asked, "lse", options | {name: meant}, unit=u) for u in units))
 
 
 def _one(name: str, follows: Callable[[str], bool]) -> str | None:
@@ -106,7 +106,8 @@ def _one(name: str, follows: Callable[[str], bool]) -> str | None:
     return kept[0] if len(kept) == 1 else None
 
 
-def _follows(asked: Asked, output: str, options: dict[str, Any]) -> bool:
+def _follows(asked: Asked, output: str, options: dict[str, Any], *, unit: float = 1.0) -> bool:
+    """Whether the output, in this unit, is what the options mean exactly."""
     case, seen = asked.call(**options)
     if seen.fault is not None or output not in seen.outputs:
         return False
@@ -114,9 +115,4 @@ def _follows(asked: Asked, output: str, options: dict[str, Any]) -> bool:
     exact = np.stack([block.part(output).hi for block in enclose(case)])
     if given.size != exact.size:
         return False
-    exact = exact.reshape(given.shape)
-    return _close(given, exact) or (output == "lse" and _close(given * np.log(2.0), exact))
-
-
-def _close(given: NDArray[np.float64], exact: NDArray[np.float64]) -> bool:
-    return bool(np.allclose(given, exact, atol=_CLOSE, rtol=_CLOSE))
+    return bool(np.allclose(given * unit, exact.reshape(given.shape), atol=_CLOSE, rtol=_CLOSE))

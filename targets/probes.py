@@ -77,6 +77,13 @@ def tiny_case(
             }
         case "rope_backward":
             shapes = {"dy": (1, heads, queries, width)}
+        case "gqa_block":
+            dims = {"x": (1, queries, width), "w_q": (2 * width, width), "w_k": (width, width), "w_v": (width, width)}
+            dims["w_o"] = (width, 2 * width)
+            made = {n: rng.standard_normal(s) / (1 if n == "x" else np.sqrt(s[-1])) for n, s in dims.items()}
+            turns = 3 + 8 * np.arange(queries)[:, None] * 0.7 ** np.arange(width // 2)
+            made |= {"cos": np.cos(turns), "sin": np.sin(turns)}
+            return Case(op, {n: fmt.store(a) for n, a in made.items()}, {"num_heads": 2, "num_kv_heads": 1, **options})
         case "softmax_backward":
             y = tiny_case("softmax", dtype, width=width, queries=queries)
             weights = enclose(y)[0].part("out").hi
@@ -183,6 +190,9 @@ def _follows(seen: Observed, case: Case) -> bool:
 
 
 def _alignment(asked: Asked) -> str | None:
+    if asked.target.op == "attention_paged":
+        # Its queries are the last positions by definition.
+        return "bottom_right"
     if not asked.has("is_causal"):
         return alignment(asked)
     for aligned in ("top_left", "bottom_right"):

@@ -105,6 +105,38 @@ def attention(
     return [out, log] if return_lse else [out]
 
 
+def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any) -> list[Exact]:
+    parts = []
+    for n in range(len(cu_seqlens_q) - 1):
+        taken = [t[sums[n] : sums[n + 1]].transpose(0, 1)[None] for t, sums in (
+            (q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k)
+        )]  # fmt: skip
+        parts.append(attention(*taken, **_of_sequence(options, n)))
+    out = Exact(*(np.concatenate([p[0][i][0].swapaxes(0, 1) for p in parts]) for i in range(3)))
+    if not options.get("return_lse"):
+        return [out]
+    return [out, Exact(*(np.concatenate([p[1][i][0] for p in parts], axis=1) for i in range(3)))]
+
+
+def attention_paged(
+    q: Any, k_cache: Any, v_cache: Any, block_table: Any, cache_seqlens: Any, **options: Any
+) -> list[Exact]:
+    parts = []
+    for n, length in enumerate(cache_seqlens.tolist()):
+        places = [(int(block_table[n, j // k_cache.shape[1]]), j % k_cache.shape[1]) for j in range(length)]
+        k, v = (
+            torch.stack([cache[place] for place in places], 1)[None] if places
+            else cache.new_zeros(1, cache.shape[2], 0, cache.shape[3]) for cache in (k_cache, v_cache)
+        )  # fmt: skip
+        parts.append(attention(q[n : n + 1], k, v, **_of_sequence(options, n)))
+    return [Exact(*(np.concatenate(columns) for columns in zip(*one, strict=True))) for one in zip(*parts, strict=True)]
+
+
+def _of_sequence(options: dict[str, Any], n: int) -> dict[str, Any]:
+    slopes = options.get("alibi_slopes")
+    return options if slopes is None or slopes.ndim == 1 else options | {"alibi_slopes": slopes[n]}
+
+
 def mla(
     q_nope: Any,
     q_pe: Any,
@@ -179,6 +211,35 @@ def rope_apply(x: Any, cos: Any, sin: Any, *, layout: str = "half") -> list[Exac
     shape = (*x.shape[:-1], cos.shape[-1])
     tables = np.broadcast_to(wide(cos), shape), np.broadcast_to(wide(sin), shape)
     return [_turn(x, *tables, np.zeros(shape), layout)]
+
+
+def gqa_block(
+    x: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any, cos: Any, sin: Any, *, num_heads: int, num_kv_heads: int
+) -> list[Exact]:
+    x, w_q, w_k, w_v, w_o, cos, sin = (wide(a) for a in (x, w_q, w_k, w_v, w_o, cos, sin))
+    dim = len(w_q) // num_heads
+    q, k, v = (np.einsum("bse,oe->bso", x, w) for w in (w_q, w_k, w_v))
+    sizes = [np.einsum("bse,oe->bso", np.abs(x), np.abs(w)) for w in (w_q, w_k, w_v)]
+
+    def turned(a: Array, head: int) -> Array:
+        first, second = a[..., head * dim : head * dim + dim // 2], a[..., head * dim + dim // 2 : (head + 1) * dim]
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+    hidden = np.triu(np.ones((x.shape[1], x.shape[1]), dtype=bool), 1)
+    outs, spreads = [], []
+    for h in range(num_heads):
+        g = h // (num_heads // num_kv_heads)
+        query, key, value = turned(q, h), turned(k, g), v[..., g * dim : (g + 1) * dim]
+        s = np.where(hidden, -np.inf, np.einsum("bid,bjd->bij", query, key) / math.sqrt(dim))
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        outs.append(p @ value)
+        # Scores err by roundings of every stored factor, values by their own.
+        most = (np.abs(sizes[0]).max() * np.abs(sizes[1]).max()) * math.sqrt(dim)
+        spreads.append((8 + 8 * most) * (p @ sizes[2][..., g * dim : (g + 1) * dim]))
+    y = np.concatenate(outs, -1) @ w_o.T
+    size = np.concatenate(spreads, -1) @ np.abs(w_o).T
+    return [Exact(y, np.abs(y) + size, (x.shape[-1] + len(w_q) + x.shape[1] + 20) * size)]
 
 
 def _logsumexp(x: Array) -> Array:

@@ -29,6 +29,7 @@ COARSE = (
     "rounded_row_sum",
     "rope_input_table",
     "softmax_backward_call_by_call",
+    "gqa_block_eager",
 )  # a stage has the input dtype's resolution
 CAUSAL = [(1, 1), (5, 5), (33, 33), (7, 64), (40, 33)]
 KEYS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129]
@@ -94,6 +95,37 @@ def option_cases(qkv: Any, bias: Tensor) -> list[dict[str, Any]]:
     ):  # fmt: skip
         cases.append(qkv(3, 70, heads=2) | options)
     return [*cases, qkv(9, 3, heads=2) | {"sinks": sinks, "window_size": (1, 1)}]
+
+
+LAYOUT_OPTIONS: tuple[dict[str, Any], ...] = (
+    {}, {"is_causal": True}, {"window_size": (3, 1), "sinks": torch.tensor([1.0, -1.0])},
+    {"softcap": 2.0, "alibi_slopes": torch.tensor([[0.5, 0.25], [1.0, 0.5], [0.1, 0.2]]), "scale": 0.4},
+)  # fmt: skip
+
+
+def varlen_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = []
+    for pairs in (((5, 5), (33, 33), (1, 1)), ((1, 40), (7, 0), (3, 2)), ((0, 4), (2, 64), (0, 0))):
+        sums = {
+            f"cu_seqlens_{n}": torch.tensor([0, *np.cumsum([pair[i] for pair in pairs])], dtype=torch.int32)
+            for i, n in enumerate("qk")
+        }
+        q, k = int(sums["cu_seqlens_q"][-1]), int(sums["cu_seqlens_k"][-1])
+        shapes = {"q": (q, 2, 5), "k": (k, 1, 5), "v": (k, 1, 3)}
+        tensors: dict[str, Any] = {n: random(generator, dtype, *shape) for n, shape in shapes.items()}
+        cases += [tensors | sums | {"return_lse": True} | options for options in LAYOUT_OPTIONS]
+    return cases
+
+
+def paged_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = []
+    for size, rows, lengths in ((4, 1, (5, 1, 0)), (16, 3, (16, 33, 2)), (1, 2, (3, 7, 2))):
+        table = torch.randperm(40, generator=generator).to(torch.int32)[:30].view(3, 10)
+        shapes = {"q": (3, 2, rows, 5), "k_cache": (40, size, 1, 5), "v_cache": (40, size, 1, 3)}
+        tensors: dict[str, Any] = {n: random(generator, dtype, *shape) for n, shape in shapes.items()}
+        tensors |= {"block_table": table, "cache_seqlens": torch.tensor(lengths, dtype=torch.int32)}
+        cases += [tensors | {"return_lse": True} | options for options in LAYOUT_OPTIONS]
+    return cases
 
 
 def mla_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
@@ -185,7 +217,25 @@ def attention_backward_cases(generator: torch.Generator, dtype: str) -> list[dic
     return cases + [qkv(3, 40, heads=2) | more for more in options]
 
 
+def gqa_block_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = []
+    for rows, heads, shared in ((1, 1, 1), (5, 4, 2), (33, 3, 1)):
+        width, dim = 6, 4
+        shapes = {"w_q": (heads * dim, width), "w_k": (shared * dim, width), "w_v": (shared * dim, width),
+                  "w_o": (5, heads * dim)}  # fmt: skip
+        tensors: dict[str, Any] = {n: 0.4 * random(generator, dtype, *shape) for n, shape in shapes.items()}
+        angle = torch.arange(rows)[:, None] * torch.tensor([1.0, 0.1])
+        tensors |= {"cos": angle.cos().to(DTYPES[dtype]), "sin": angle.sin().to(DTYPES[dtype])}
+        cases.append(
+            {"x": random(generator, dtype, 2, rows, width), **tensors, "num_heads": heads, "num_kv_heads": shared}
+        )
+    return cases
+
+
 CASES = {
+    "gqa_block": gqa_block_cases,
+    "attention_varlen": varlen_cases,
+    "attention_paged": paged_cases,
     "attention_backward": attention_backward_cases,
     "softmax_backward": softmax_backward_cases,
     "attention": attention_cases, "mla": mla_cases, "rope": rope_cases, "rope_apply": rope_apply_cases,

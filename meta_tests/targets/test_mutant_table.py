@@ -24,10 +24,13 @@ from targets.mutants.table import MUTANTS, Mutant
 
 HONEST = {
     "attention": "targets.honest.flash:attention",
+    "attention_varlen": "targets.honest.layouts:attention_varlen",
+    "attention_paged": "targets.honest.layouts:attention_paged",
     "attention_backward": "targets.honest.flash_backward:attention_backward",
     "mla": "targets.honest.mla:materialised",
     "rope": "targets.honest.rope:rope", "rope_backward": "targets.honest.rope:rope_backward",
     "rope_apply": "targets.honest.rope:rope_apply",
+    "gqa_block": "targets.honest.gqa_block:gqa_block",
     "softmax_backward": "targets.honest.softmax_backward:softmax_backward",
     "softmax": "targets.honest.softmax:softmax", "log_softmax": "targets.honest.softmax:log_softmax",
     "logsumexp": "targets.honest.softmax:logsumexp",
@@ -103,12 +106,27 @@ def casual_inputs(op: str, dtype: torch.dtype) -> list[dict[str, Any]]:
             return [{name: normal(2, 2, s, 64) for name in ("q", "k", "v", "do")} for s in (64, 50)]
         case "attention":
             return [{name: normal(2, 2, s, 64) for name in "qkv"} for s in (64, 50)]
+        case "attention_varlen":
+            sums = torch.tensor([0, 64, 128], dtype=torch.int32)
+            tokens = {name: normal(128, 2, 64) for name in "qkv"}
+            return [{**tokens, "cu_seqlens_q": sums, "cu_seqlens_k": sums}]
+        case "attention_paged":
+            table = torch.arange(8, dtype=torch.int32).view(2, 4)
+            caches = {name: normal(8, 16, 2, 64) for name in ("k_cache", "v_cache")}
+            lengths = torch.tensor([64, 64], dtype=torch.int32)
+            return [{"q": normal(2, 2, 1, 64), **caches, "block_table": table, "cache_seqlens": lengths}]
         case "rope":
             return [{"x": normal(1, 2, 8, 64), "positions": torch.arange(8)}]
         case "rope_backward":
             return [{"dy": normal(1, 2, 8, 64), "positions": torch.arange(8)}]
         case "rope_apply":
             return [{"x": normal(1, 2, 8, 64), "cos": normal(8, 32).cos(), "sin": normal(8, 32).sin()}]
+        case "gqa_block":
+            shapes = {"x": (1, 8, 32), "w_q": (64, 32), "w_k": (32, 32), "w_v": (32, 32), "w_o": (32, 64)}
+            drawn = {n: normal(*s) / (1 if n == "x" else 5) for n, s in shapes.items()}
+            angle = torch.arange(8)[:, None] * 0.5 ** torch.arange(8)
+            tables = {"cos": angle.cos().to(dtype), "sin": angle.sin().to(dtype)}
+            return [{**drawn, **tables, "num_heads": 4, "num_kv_heads": 2}]
         case "softmax_backward":
             return [{"y": normal(*shape).softmax(-1), "dy": normal(*shape)} for shape in ((4, 64), (2, 3, 64))]
         case "mla":
@@ -220,6 +238,17 @@ def test_rope_promotes(dtype: str) -> None:
     from targets.mutants.rope_promotes import rope
 
     assert rope(torch.ones(1, 1, 1, 2, dtype=DTYPES[dtype]), torch.tensor([1])).dtype == torch.float32
+
+
+def test_varlen_tile_of_longest() -> None:
+    from targets.mutants.varlen_tile_of_longest import attention_varlen
+
+    q, k, v = torch.randn(3, 50, 1, 8, generator=torch.Generator().manual_seed(0))
+    sums = torch.tensor([0, 16, 50], dtype=torch.int32)
+    together = attention_varlen(q, k, v, sums, sums, return_lse=True)
+    alone = attention_varlen(q[:16], k[:16], v[:16], sums[:2], sums[:2], return_lse=True)
+    assert not alone[1].equal(together[1][:, :16])
+    torch.testing.assert_close(alone[0], together[0][:16])
 
 
 def _row(name: str) -> Mutant:

@@ -48,7 +48,8 @@ class Contract:
     delta: gradients: where D comes from, ``output`` rowsum(dO o O) or ``weights`` sum_j P dP. grad_stores, dp_stored:
     how often dS is rounded to the input format on its way to the products with k and q, whether dP is.
     form, latent, up: mla: ``materialised`` or ``absorbed``; formats of the latent sum and of up-projected k, v or q
-    (None: compute).
+    (None: compute). between: blocks: format of what passes between projections, rotation, attention and output
+    projection (None: compute).
     """
 
     preset: str = "fp32"
@@ -87,6 +88,7 @@ class Contract:
     form: str = "materialised"
     latent: str | None = None
     up: str | None = None
+    between: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +347,19 @@ _MLA = {
     )
     for name, forms in _ATTENTION.items()
 }
+# A block of separate calls stores what they pass on; `fp32` is one that keeps everything.
+_BETWEEN = {"between": "input", "rotate": "input"}
+_GQA_BLOCK = {
+    name: tuple(replace(f, **(_BETWEEN if name in ("flash", "sdpa_math", "eager") else {})) for f in forms)  # type: ignore[arg-type]
+    for name, forms in _ATTENTION.items()
+}
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention": _ATTENTION,
     "attention_backward": _BACKWARD,
     "attention_varlen": _ATTENTION,
     "attention_paged": _ATTENTION,
     "mla": _MLA,
+    "gqa_block": _GQA_BLOCK,
     "softmax": _SOFTMAX,
     "log_softmax": _SOFTMAX,
     "logsumexp": _SOFTMAX,
@@ -374,6 +383,7 @@ _LADDERS = {
 }
 _FAMILY = {
     "mla": "attention",
+    "gqa_block": "attention",
     "attention_backward": "attention",
     "attention_varlen": "attention",
     "attention_paged": "attention",
@@ -459,7 +469,7 @@ def _validate(form: Contract) -> None:
         raise UnknownContract(f"unknown form {form.form!r}; known: materialised, absorbed")
     named = (
         form.compute, form.scores, form.weights, form.accumulator, form.output, form.angle, form.table, form.rotate,
-        form.latent, form.up,
+        form.latent, form.up, form.between,
     )  # fmt: skip
     if not (isfinite(form.weight_scale) and form.weight_scale > 0):
         raise UnknownContract(f"weight_scale must be a positive number, got {form.weight_scale!r}")

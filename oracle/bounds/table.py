@@ -32,7 +32,16 @@ Bounds = Callable[[Case, Block, Sequence[Contract], Mapping[str, Format]], list[
 
 def bounds_of(op: str) -> Bounds:
     """The bound function of ``op``; KeyError for an op without one (the coverage test names it)."""
-    from oracle.bounds import attention, attention_backward, attention_layouts, mla, rope, softmax, softmax_backward
+    from oracle.bounds import (
+        attention,
+        attention_backward,
+        attention_layouts,
+        gqa_block,
+        mla,
+        rope,
+        softmax,
+        softmax_backward,
+    )
 
     return {
         "attention": attention.bounds,
@@ -40,6 +49,7 @@ def bounds_of(op: str) -> Bounds:
         "attention_varlen": attention_layouts.bounds,
         "attention_paged": attention_layouts.bounds,
         "mla": mla.bounds,
+        "gqa_block": gqa_block.bounds,
         "rope": rope.bounds,
         "rope_backward": rope.bounds,
         "rope_apply": rope.bounds,

@@ -52,6 +52,7 @@ def ops() -> dict[str, Op]:
         attention_backward_case,
         attention_case,
         attention_layouts,
+        gqa_block_case,
         mla_case,
         rope_case,
         softmax_backward_case,
@@ -66,6 +67,7 @@ def ops() -> dict[str, Op]:
         *attention_backward_case.OPS,
         *attention_layouts.OPS,
         *mla_case.OPS,
+        *gqa_block_case.OPS,
     )
     return {op.name: op for op in rows}
 

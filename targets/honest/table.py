@@ -56,6 +56,8 @@ HONEST: tuple[Honest, ...] = (
             ("backward_head_by_head", "each query head's share added in turn"),
         )
     ),
+    _other("varlen", "attention_varlen", "layouts:attention_varlen", "one packed sequence after the other", dtypes=ALL),
+    _other("paged", "attention_paged", "layouts:attention_paged", "pages gathered for each sequence", dtypes=ALL),
     _other("mla_materialised", "mla", "mla:materialised", "keys and values built per head"),
     _other("mla_absorbed", "mla", "mla:absorbed", "projections moved to query and output"),
     _other("rope", "rope", "rope:rope", "float32 angles, both layouts", dtypes=ALL),
@@ -72,6 +74,9 @@ HONEST: tuple[Honest, ...] = (
     _other("rope_backward", "rope_backward", "rope:rope_backward", "sin negated", dtypes=ALL),
     _other("rope_backward_by_position", "rope_backward", "rope_variants:backward_by_position", "positions negated"),
     _other("rope_apply", "rope_apply", "rope:rope_apply", "the rotation alone, in float32", dtypes=ALL),
+    _other("gqa_block", "gqa_block", "gqa_block:gqa_block", "flash attention between stored projections", dtypes=ALL),
+    _other("gqa_block_eager", "gqa_block", "gqa_block:eager", "every call stored in the input dtype, declared"),
+    _other("gqa_block_fp32", "gqa_block", "gqa_block:in_float32", "everything in float32, declared"),
     _other("softmax", "softmax", "softmax:softmax", "float32 reduction", dtypes=ALL),
     _other("softmax_exp2", "softmax", "softmax:softmax_exp2", "exp2 of (x - m) log2(e)", dtypes=ALL),
     _other("softmax_backward", "softmax_backward", "softmax_backward:softmax_backward", "y (dy - D)", dtypes=ALL),

@@ -7,6 +7,7 @@ no single output shows have their own tests and stand in `SIDE_EFFECTS`.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ SIDE_EFFECTS = (
     "rope_cached_by_length",
     "rope_dynamic_keeps_longest",
     "rope_promotes",
+    "varlen_tile_of_longest",
 )
 
 
@@ -53,6 +55,38 @@ def heads(query_heads: int, kv_heads: int, *, batch: int = 1, mask: Tensor | Non
     return build
 
 
+def packed(queries: Sequence[int], keys: Sequence[int], **more: Any) -> Builder:
+    """Sequences with so many queries and keys of score 0; the values are 1, 2, 3, ... over all keys."""
+
+    def build(dtype: torch.dtype) -> Arguments:
+        values = torch.arange(1, sum(keys) + 1).view(-1, 1, 1).to(dtype)
+        sums = {n: torch.tensor([0, *accumulate(x)], dtype=torch.int32) for n, x in (("q", queries), ("k", keys))}
+        return {
+            "q": torch.zeros(sum(queries), 1, 1, dtype=dtype), "k": torch.zeros_like(values), "v": values,
+            "cu_seqlens_q": sums["q"], "cu_seqlens_k": sums["k"], "return_lse": True, **more,
+        }  # fmt: skip
+
+    return build
+
+
+def paged(
+    table: Sequence[Sequence[int]], lengths: Sequence[int], *, size: int = 2, last: float | None = None
+) -> Builder:
+    """One query for each sequence, keys of score 0; the values are 1, 2, 3, ... over all places of all pages."""
+
+    def build(dtype: torch.dtype) -> Arguments:
+        pages = max(map(max, table)) + 1
+        values = torch.arange(1, pages * size + 1).view(pages, size, 1, 1).to(dtype)
+        values[-1, -1] = values[-1, -1] if last is None else last
+        return {
+            "q": torch.zeros(len(table), 1, 1, 1, dtype=dtype), "k_cache": torch.zeros_like(values), "v_cache": values,
+            "block_table": torch.tensor(table, dtype=torch.int32),
+            "cache_seqlens": torch.tensor(lengths, dtype=torch.int32), "return_lse": True,
+        }  # fmt: skip
+
+    return build
+
+
 def mla(heads: int, keys: int) -> Builder:
     """All dimensions 1, queries and W_UK 1; latents and rotary keys 1, 2, ... over keys, W_UV over heads."""
 
@@ -64,6 +98,25 @@ def mla(heads: int, keys: int) -> Builder:
             "q_nope": ones, "q_pe": ones.clone(), "c_kv": keyed, "k_pe": keyed.clone(),
             "w_uk": torch.ones_like(headed), "w_uv": headed, "return_lse": True,
         }  # fmt: skip
+
+    return build
+
+
+def gqa_block(x: Sequence[Row], *, heads: int = 1, kv_heads: int = 1, dim: int = 2, **weights: Any) -> Builder:
+    """One sequence; W_Q, W_K, W_V and W_O are diagonals of ones, or 1, 2, 3, ... where ``weights`` name a number.
+
+    The row at position j is turned by j right angles.
+    """
+
+    def build(dtype: torch.dtype) -> Arguments:
+        rows, width = len(x), len(x[0])
+        shapes = {"w_q": heads * dim, "w_k": kv_heads * dim, "w_v": kv_heads * dim}
+        eyes = {n: torch.eye(size, width) for n, size in shapes.items()} | {"w_o": torch.eye(heads * dim)}
+        counted = {n: torch.arange(1.0, eyes[n].numel() + 1).view_as(eyes[n]) * c for n, c in weights.items()}
+        turns = torch.arange(rows)[:, None].expand(rows, dim // 2) * math.pi / 2
+        tables = {"cos": turns.cos().round(), "sin": turns.sin().round()}
+        tensors = {"x": torch.tensor([x]), **eyes, **counted, **tables}
+        return {n: t.to(dtype) for n, t in tensors.items()} | {"num_heads": heads, "num_kv_heads": kv_heads}
 
     return build
 
@@ -244,6 +297,15 @@ SMALLEST: Mapping[str, Builder] = {
     "backward_bias_gradient_scaled": backward(*_TWO_KEYS, scale=0.5, attn_mask=torch.zeros(1, 1, 1, 2)),
     "backward_causal_top_left": backward(*_TWO_KEYS, is_causal=True),
     "backward_weights_in_e4m3": backward([[1.0]], [[0.0]] * 3, [[0.0], [1.0], [2.0]], [[1.0]]),
+    "varlen_query_lengths_for_keys": packed([1, 1], [2, 1]),
+    "varlen_neighbour_attended": packed([1, 1], [1, 1]),
+    "varlen_slopes_of_first_sequence": packed([1, 1], [2, 2], alibi_slopes=torch.tensor([[0.0], [1.0]])),
+    "paged_last_page_dropped": paged([[0, 1]], [3]),
+    "paged_page_off_by_one": paged([[0, 1]], [2]),
+    "paged_length_of_previous": paged([[0], [1]], [1, 2]),
+    "paged_padding_attended": paged([[0]], [1]),
+    "paged_padding_times_zero": paged([[0]], [1], last=math.nan),
+    "paged_pages_in_order": paged([[0, 2]], [2], size=1),
     "rope_layout_ignored": rope([1.0] * 4, 1, layout="interleaved"),
     "rope_layouts_swapped": rope([1.0] * 4, 1),
     "rope_halves_exchanged": rope([1.0, 0.0], 0),
@@ -309,6 +371,11 @@ SMALLEST: Mapping[str, Builder] = {
     "log_of_softmax": softmax([0.0, -200.0]),
     "logsumexp_without_max": softmax([[1000.0]]),
     "logsumexp_base_two": softmax([[1.0]]),
+    "gqa_block_kv_heads_tiled": gqa_block([[1.0]], heads=4, kv_heads=2, w_v=1.0),
+    "gqa_block_sees_the_future": gqa_block([[0.0, 0.0], [0.0, 1.0]]),
+    "gqa_block_rotation_of_pairs": gqa_block([[1.0, 0.0, 0.0, 2.0], [0.0, 2.0, 1.0, 0.0]], dim=4),
+    "gqa_block_output_heads_interleaved": gqa_block([[1.0]], heads=2, kv_heads=2, w_v=1.0),
+    "gqa_block_scores_in_fp8": gqa_block([[1.0, 0.0], [0.0, 17.0 / 16]]),
     "mla_rope_part_omitted": mla(1, 1),
     "mla_scale_from_content_dim": mla(1, 1),
     "mla_divides_by_scale": mla(1, 1),

@@ -54,6 +54,14 @@ def _backward(name: str, killed_by: str, defect: str, *reports: str, dtypes: tup
     return _row("attention_backward", name, killed_by, defect, *reports, dtypes=dtypes)
 
 
+def _varlen(name: str, killed_by: str, defect: str, *reports: str) -> Mutant:
+    return _row("attention_varlen", name, killed_by, defect, *reports, dtypes=UP_TO_32_BITS)
+
+
+def _paged(name: str, killed_by: str, defect: str, *reports: str) -> Mutant:
+    return _row("attention_paged", name, killed_by, defect, *reports, dtypes=UP_TO_32_BITS)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     # Gradients of attention.
     _backward("backward_delta_dropped", "P14", "dS = P o dP: the row sums are left out"),
@@ -194,6 +202,19 @@ MUTANTS: tuple[Mutant, ...] = (
     # Side effects.
     _attention("query_scaled_in_place", "P15", "the caller's q is overwritten", "unslothai/unsloth#5001"),
     _attention("pads_past_the_end", "P15", "memory behind K is zeroed", "Dao-AILab/flash-attention#638"),
+    # Packed sequences and pages.
+    _varlen("varlen_query_lengths_for_keys", "P1", "cu_seqlens_q used for the keys"),
+    _varlen("varlen_neighbour_attended", "P2", "a sequence reads its neighbour's keys up to a whole tile"),
+    _varlen("varlen_slopes_of_first_sequence", "P17", "all sequences use the slopes of the first"),
+    _varlen("varlen_tile_of_longest", "P11", "splits follow the longest sequence, invariance is declared",
+            "flashinfer-ai/flashinfer#2424"),
+    _paged("paged_last_page_dropped", "P18", "a last page that is not full is never read"),
+    _paged("paged_page_off_by_one", "P1", "the entry behind the last page is read for it"),
+    _paged("paged_length_of_previous", "P1", "a sequence reads the length of the one before it"),
+    _paged("paged_padding_attended", "P18", "places behind the last key are attended to"),
+    _paged("paged_padding_times_zero", "P2", "0 * NaN from places behind the last key",
+           "Dao-AILab/flash-attention#2374"),
+    _paged("paged_pages_in_order", "P12", "pages are taken to follow the first one in memory"),
     # Rotary embedding.
     _rope("rope_layout_ignored", "P17", "the layout is always half",
           "kvark/meganeura#38", "vllm-project/vllm-ascend#12820"),
@@ -273,6 +294,15 @@ MUTANTS: tuple[Mutant, ...] = (
     _row("logsumexp", "logsumexp_without_max", "P9", "no maximum is taken out", dtypes=UP_TO_32_BITS),
     _row("logsumexp", "logsumexp_base_two", "P8", "the logarithm has base 2, e is declared",
          dtypes=UP_TO_32_BITS),
+    # Whole blocks.
+    _row("gqa_block", "gqa_block_kv_heads_tiled", "P13", "query head h reads KV head h mod H_kv", dtypes=UP_TO_32_BITS),
+    _row("gqa_block", "gqa_block_sees_the_future", "P4", "the causal rule is left out", dtypes=UP_TO_32_BITS),
+    _row("gqa_block", "gqa_block_rotation_of_pairs", "P1", "rows are rotated in the interleaved layout",
+         dtypes=UP_TO_32_BITS),
+    _row("gqa_block", "gqa_block_output_heads_interleaved", "P18", "the heads' outputs are joined entry by entry",
+         dtypes=UP_TO_32_BITS),
+    _row("gqa_block", "gqa_block_scores_in_fp8", "P1", "q and k are stored in e4m3 after their rotation",
+         dtypes=("fp32", "fp16")),
     # Multi-head latent attention.
     _mla("mla_rope_part_omitted", "P1", "the scores leave the rotary part out"),
     _mla("mla_scale_from_content_dim", "P1", "the default scale is 1/sqrt(d_h)"),

@@ -1,0 +1,92 @@
+"""The properties of packed and of paged attention: what is checked, on which inputs. One table for each layout."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from oracle.ops.attention_layouts import PAGED, VARLEN
+from properties import layout_edges as edges
+from properties import layout_relations as relations
+from properties.attention import lse_within_bound
+from properties.bench import Bench, Input
+from properties.judging import guarded, structure_only, within_bound
+from properties.layout_strategies import layout_input, layouts
+from properties.property import Check, Edges, Property
+
+
+def _general(bench: Bench) -> st.SearchStrategy[Input]:
+    return layouts(bench)
+
+
+def _several(bench: Bench) -> st.SearchStrategy[Input]:
+    return layouts(bench, several=True)
+
+
+def _ranges(bench: Bench) -> st.SearchStrategy[Input]:
+    kinds = ("offset", "ascending", "descending", "peak", "needle")
+    return layouts(bench, kinds=kinds, sizes=(10.0, -60.0, 100.0, 1e3, -1e4, 1e5))
+
+
+def _optional(bench: Bench) -> st.SearchStrategy[Input]:
+    return layouts(bench, one=True)
+
+
+def _plain_edge(bench: Bench) -> list[Input]:
+    return [layout_input(bench, [(2, 5), (2, 3)])]
+
+
+def _table(op: str) -> tuple[Property, ...]:
+    def row(id: str, title: str, check: Check, *, edges: Edges, **more: object) -> Property:
+        return Property(id, title, op, guarded(check), edges=edges, **more)  # type: ignore[arg-type]
+
+    lse = frozenset({"lse"})
+    paged = (
+        row(
+            "P12",
+            "where pages lie does not matter",
+            relations.permuted_pages,
+            search=_general,
+            edges=edges.hidden,
+        ),
+    )
+    return (
+        row("P1", "error within the contract's bound", within_bound, search=_general, edges=edges.accuracy),
+        row(
+            "P2",
+            "nothing but a sequence's own keys reaches its rows; a used NaN does",
+            relations.irrelevant_content,
+            search=_several,
+            edges=edges.hidden,
+        ),
+        row("P3", "sequences and rows without a key follow the stated convention", within_bound, edges=edges.empty),
+        row("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.sums, needs=lse),
+        row("P9", "logits from -1e4 to 1e5", within_bound, search=_ranges, edges=edges.ranges),
+        row(
+            "P11",
+            "a sequence gives the same alone and among others",
+            relations.neighbours,
+            search=_several,
+            edges=edges.hidden,
+        ),
+        *(paged if op == PAGED else ()),
+        row(
+            "P15",
+            "no side effects, no influence of the memory around, independent calls",
+            relations.purity,
+            search=_general,
+            edges=edges.hidden,
+        ),
+        row(
+            "P17",
+            "every option matters and matches the oracle",
+            relations.options_matter,
+            search=_optional,
+            edges=edges.options,
+        ),
+        row("P18", "lengths at borders of tiles and pages, 0 and 1", within_bound, edges=edges.shapes),
+        row("P23", "dtype, shape and device of the outputs", structure_only, edges=_plain_edge),
+    )
+
+
+VARLEN_PROPERTIES: tuple[Property, ...] = _table(VARLEN)
+PAGED_PROPERTIES: tuple[Property, ...] = _table(PAGED)

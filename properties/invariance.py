@@ -1,0 +1,45 @@
+"""Does a result depend on what is computed beside it? Bit-equal, or reported as not invariant and then within bounds.
+
+A target that states the convention ``batch_invariant: yes`` must give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from properties.bench import Bench
+from properties.metamorphic import Outputs, same_bits
+from properties.verdict import Basis, Judgement, Verdict
+
+NOT_INVARIANT = "not batch-invariant"
+
+
+def everywhere(array: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.ones((1,) * array.ndim, dtype=bool)
+
+
+def equal_bits(first: Outputs, second: Outputs, *, what: str) -> Judgement:
+    """PASS if every output has the same bits in both."""
+    judged = [same_bits(first[n], second[n], everywhere(first[n]), what=what) for n in first if n in second]
+    return next((j for j in judged if j.verdict is not Verdict.PASS), judged[0])
+
+
+def invariant(
+    bench: Bench, first: Outputs, second: Outputs, within: Callable[[], Judgement], *, what: str
+) -> Judgement:
+    """The same bits, or else what ``within`` says about the difference."""
+    bits = equal_bits(first, second, what=what)
+    if bits.verdict is Verdict.PASS:
+        return replace(bits, metrics={**bits.metrics, "batch_invariant": 1.0})
+    if bench.conventions.get("batch_invariant") == "yes":
+        return replace(bits, detail=f"{bits.detail}; batch invariance is declared")
+    judged = within()
+    if judged.verdict is not Verdict.PASS:
+        return judged
+    detail = f"{NOT_INVARIANT}: {bits.detail}; {judged.detail}"
+    return Judgement(Verdict.PASS, Basis.DERIVED, detail, judged.ratio, {"batch_invariant": 0.0}, judged.forms)

@@ -1,0 +1,102 @@
+"""The deterministic inputs of packed and of paged attention, one list per property."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from oracle.ops.attention_layouts import PAGED
+from properties.attention_options import Extras, held
+from properties.bench import Bench, Input
+from properties.layout_strategies import Lengths, layout_input
+from properties.recipes import Logits, Recipe
+
+
+def _pairs(bench: Bench, *pairs: tuple[int, int], sq: int = 1) -> Lengths:
+    """The lengths as they are, for pages with ``sq`` queries in each sequence."""
+    return [(sq, keys) for _, keys in pairs] if bench.op == PAGED else list(pairs)
+
+
+def _made(bench: Bench, edge: str, pairs: Lengths, **more: Any) -> Input:
+    return layout_input(bench, pairs, features={"edge": edge}, **more)
+
+
+def accuracy(bench: Bench) -> Iterator[Input]:
+    """P1: prefill, decode, and both in one call; a long sequence among short ones."""
+    longest = 200 if bench.target.interpreted else min(1500, bench.profile.large)
+    yield _made(bench, "prefill", _pairs(bench, (9, 9), (33, 33), (4, 4), sq=4), is_causal=True, kv_heads=2)
+    yield _made(bench, "decode", _pairs(bench, (1, 40), (1, 7), (1, 65)), is_causal=True, kv_heads=2)
+    yield _made(bench, "mixed", _pairs(bench, (1, 40), (17, 33), (5, 9), sq=5), is_causal=True, dims=64)
+    yield _made(bench, "one long", _pairs(bench, (1, 3), (2, longest), (1, 1), sq=2), dims=64)
+
+
+def hidden(bench: Bench) -> Iterator[Input]:
+    """P2, P11: neighbours on both sides, keys that end inside a page and at its border, sequences without keys."""
+    for page_size in (16, 4):
+        more: dict[str, Any] = {"page_size": page_size, "kv_heads": 2, "is_causal": bench.has("is_causal")}
+        yield _made(bench, "neighbours", _pairs(bench, (3, 5), (4, 33), (2, 20), sq=2), **more)
+        yield _made(bench, "full pages", _pairs(bench, (3, 16), (2, 32), sq=3), **more)
+        yield _made(bench, "empty neighbour", _pairs(bench, (3, 7), (0, 0), (2, 9), sq=2), **more)
+
+
+def empty(bench: Bench) -> Iterator[Input]:
+    """P3: sequences without a key, without a query, and whose first queries come before their keys."""
+    yield _made(bench, "no keys", _pairs(bench, (2, 0), (3, 5), sq=2))
+    yield _made(bench, "no keys", _pairs(bench, (1, 0), (1, 0)))
+    yield _made(bench, "first of them", _pairs(bench, (0, 0), (0, 4), (3, 3), (0, 0), sq=3))
+    if bench.has("is_causal"):
+        yield _made(bench, "more queries than keys", _pairs(bench, (5, 2), (3, 9), sq=5), is_causal=True)
+    if bench.has("sinks"):
+        yield _made(bench, "no keys but a sink", _pairs(bench, (2, 0), (3, 5), sq=2), extras=Extras(sink=1.0))
+
+
+def shapes(bench: Bench) -> Iterator[Input]:
+    """P18: lengths at borders of tiles and of pages, 0 and 1; page sizes; heads and widths."""
+    causal = bench.has("is_causal")
+    for n in (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65):
+        yield _made(bench, "length", _pairs(bench, (1, n), (n, n), (2, n + 1), sq=1), is_causal=causal)
+    yield _made(bench, "one token", _pairs(bench, (1, 1)))
+    yield _made(bench, "many", _pairs(bench, *((1 + i % 3, i) for i in range(12)), sq=2), is_causal=causal)
+    if bench.op == PAGED:
+        for page_size in (1, 2, 8, 16, 32, 64, 128):
+            for keys in (page_size - 1, page_size, page_size + 1, 2 * page_size):
+                yield _made(bench, "page", [(1, keys), (1, 3)], page_size=page_size, recipe=Recipe(seed=keys))
+        yield _made(bench, "queries", [(17, 40), (17, 18)], is_causal=causal)
+    for kv_heads, group, dims, value_dims in ((1, 4, 8, 8), (2, 3, 40, 40), (3, 1, 64, 64), (1, 1, 32, 16)):
+        pairs = _pairs(bench, (3, 19), (1, 7), sq=2)
+        yield _made(bench, "heads", pairs, kv_heads=kv_heads, group=group, dims=dims, value_dims=value_dims)
+
+
+def ranges(bench: Bench) -> Iterator[Input]:
+    """P9: scores far from 0 in sequences whose neighbours have others."""
+    for kind, size in (("offset", 1e3), ("offset", -1e3), ("peak", 3e4), ("ascending", 300.0)):
+        pairs = _pairs(bench, (3, 40), (1, 70), (2, 9), sq=2)
+        yield _made(bench, kind, pairs, logits=Logits(kind, size), dims=32, is_causal=bench.has("is_causal"))
+
+
+def options(bench: Bench) -> Iterator[Input]:
+    """P17: every option at values far from its default, those of single sequences included."""
+    pairs = _pairs(bench, (9, 21), (1, 17), (5, 5), sq=4)
+    common: dict[str, Any] = {"kv_heads": 2, "dims": 32}
+    if bench.has("scale"):
+        yield _made(bench, "scale", pairs, scale=1.0, **common)
+    if bench.has("is_causal"):
+        yield _made(bench, "is_causal", pairs, is_causal=True, **common)
+    alone = {
+        "window_size": [Extras(window=w) for w in ((4, 0), (2, 1), (-1, 0))],
+        "softcap": [Extras(softcap=1.0)],
+        "alibi_slopes": [Extras(alibi="heads"), Extras(alibi="sequences")],
+        "sinks": [Extras(sink=1.0)],
+    }
+    for name in held(bench, tuple(alone)):
+        for extras in alone[name]:
+            yield _made(bench, name, pairs, extras=extras, **common)
+
+
+def sums(bench: Bench) -> Iterator[Input]:
+    """P8: the LSE of sequences of unlike lengths, of more heads than tokens and of as many."""
+    yield _made(bench, "lengths", _pairs(bench, (3, 33), (1, 1), (2, 64), sq=2), kv_heads=2)
+    yield _made(bench, "heads", _pairs(bench, (1, 5), (1, 9)), kv_heads=2, group=1)
+    yield _made(bench, "equal", _pairs(bench, (1, 40), (1, 7)), recipe=Recipe("zeros"), kv_heads=3)
+    if bench.has("sinks"):
+        yield _made(bench, "sink", _pairs(bench, (3, 33), (1, 2), sq=2), kv_heads=2, extras=Extras(sink=2.0))
