@@ -1,0 +1,15 @@
+"""The properties of whole attention blocks, for every chosen target and dtype."""
+
+from __future__ import annotations
+
+import pytest
+
+from properties.bench import Bench
+from properties.plugin import Examination, check
+from properties.record import Journal
+
+OPS = ("gqa_block",)
+
+
+def test_property(request: pytest.FixtureRequest, examination: Examination, bench: Bench, journal: Journal) -> None:
+    check(request.config, bench, examination.prop, journal)
