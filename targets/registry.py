@@ -51,7 +51,6 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("flex_attention", "targets.flex:unfused", "third_party"),
     Builtin("flex_attention_compiled", "targets.flex:compiled", "third_party"),
     Builtin("triton_flash", "targets.triton_flash:attention", requires=("torch", "triton")),
-    Builtin("triton_flash_backward", "targets.triton_flash:attention_backward", requires=("torch", "triton")),
     Builtin("triton_flash_varlen", "targets.triton_flash_layouts:attention_varlen", requires=("torch", "triton")),
     Builtin("triton_flash_paged", "targets.triton_flash_layouts:attention_paged", requires=("torch", "triton")),
     Builtin("eager_attention_varlen", "targets.eager_layouts:attention_varlen"),

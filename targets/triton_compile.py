@@ -129,7 +129,9 @@ def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], d
     special: dict[str, str] = {}
     if build.kernel.startswith("attention"):
         kernel, constants, options = _attention(build)
-        floats = dict.fromkeys(("lse_ptr", "delta_ptr", "dlse_ptr", "dsink_ptr", "slopes_ptr", "sinks_ptr"), "*fp32")
+        floats = dict.fromkeys(
+            ("lse_ptr", "delta_ptr", "dbias_ptr", "dlse_ptr", "dsink_ptr", "slopes_ptr", "sinks_ptr"), "*fp32"
+        )
         indices = dict.fromkeys(("starts_q_ptr", "starts_k_ptr", "pages_ptr"), "*i32")
         mask = {"mask_ptr": "*u8" if constants.get("MASK") == 1 else pointer}
         special = floats | indices | mask | {"scale": "fp32", "softcap": "fp32"}
@@ -169,7 +171,10 @@ def _attention(build: Build) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         constants = {name: constants[name] for name in ("VALUE_DIM", "VALUE_PAD", "SINKS", "HAS_DLSE", "TILE_Q")}
         return backward.delta_kernel, constants, {"num_warps": 4, "num_stages": 2}
     kernel = backward.dkdv_kernel if build.kernel == "attention_dkdv" else backward.dq_kernel
-    return kernel, backward.backward_arguments(*dims, switches), backward.backward_options(*dims)
+    constants = backward.backward_arguments(*dims, switches)
+    if build.kernel == "attention_dq":
+        constants["DBIAS"] = switches["MASK"] == 2
+    return kernel, constants, backward.backward_options(*dims)
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:

@@ -21,24 +21,33 @@ __all__ = ["DTYPES", "TILE_K", "TILE_Q", "attention", "attention_backward"]
 
 
 class _Attention(torch.autograd.Function):
-    """(out, LSE) of q, k, v, sinks, of which torch asks the gradient."""
+    """(out, LSE) of q, k, v, sinks and an additive mask, of which torch asks the gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, options: Options
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        options: Options,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = forward(q, k, v, options, return_lse=True)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.options = options
-        ctx.sink_dtype = None if sinks is None else sinks.dtype
+        ctx.sinks, ctx.mask = (None if t is None else (t.shape, t.dtype) for t in (sinks, mask))
         return out, lse
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv, dsinks = backward(q, k, v, out, lse, do, ctx.options, dlse=dlse)
-        return dq, dk, dv, None if dsinks is None else dsinks.to(ctx.sink_dtype), None
+        wanted = ctx.needs_input_grad
+        found = backward(q, k, v, out, lse, do, ctx.options, dlse=dlse, with_dbias=wanted[4])
+        dsinks = found["dsinks"].to(ctx.sinks[1]) if wanted[3] else None
+        dbias = found["dbias"].sum_to_size(ctx.mask[0]).to(ctx.mask[1]) if wanted[4] else None
+        return found["dq"], found["dk"], found["dv"], dsinks, dbias, None
 
 
 def attention(
@@ -67,9 +76,9 @@ def attention(
 
     Returns out [B, Hq, Sq, Dv] in the inputs' dtype, and with `return_lse` also ln sum e^S (with the sink),
     float32 [B, Hq, Sq]. A row that sees no key gives 0 and -inf, or the sink. A NaN or infinity at a hidden key
-    may reach rows of the same tile through v (0 * NaN), never through k. Gradients flow to q, k, v and sinks.
-    Raises ValueError for other shapes and options, TypeError for other dtypes, NotImplementedError for bfloat16
-    where it would have to be interpreted and cannot be, and for gradients of a mask or of slopes.
+    may reach rows of the same tile through v (0 * NaN), never through k. Gradients flow to q, k, v, sinks and a floating
+    mask. Raises ValueError for other shapes and options, TypeError for other dtypes, NotImplementedError for bfloat16
+    where it would have to be interpreted and cannot be, and for gradients of slopes.
     """
     validate(q, k, v)
     options = options_of(
@@ -78,10 +87,10 @@ def attention(
         attn_mask=attn_mask,
     )  # fmt: skip
     if torch.is_grad_enabled():
-        if any(t is not None and t.requires_grad for t in (attn_mask, alibi_slopes)):
-            raise NotImplementedError("gradients of attn_mask and of alibi_slopes")
-        if any(t is not None and t.requires_grad for t in (q, k, v, sinks)):
-            out, lse = _Attention.apply(q, k, v, sinks, options)  # type: ignore[no-untyped-call]
+        if alibi_slopes is not None and alibi_slopes.requires_grad:
+            raise NotImplementedError("gradients of alibi_slopes")
+        if any(t is not None and t.requires_grad for t in (q, k, v, sinks, attn_mask)):
+            out, lse = _Attention.apply(q, k, v, sinks, attn_mask, options)  # type: ignore[no-untyped-call]
             return (out, lse) if return_lse else out
     out, lse = forward(q, k, v, options, return_lse=return_lse)
     return (out, lse) if return_lse else out
@@ -103,7 +112,8 @@ def attention_backward(
 ) -> dict[str, torch.Tensor]:
     """Gradients of sum(do * attention(q, k, v, ...)), do [B, Hq, Sq, Dv]; arguments and errors as `attention`.
 
-    Returns dq, dk, dv in the inputs' shapes and dtype and, with `sinks`, dsinks float32 [Hq].
+    Returns dq, dk, dv in the inputs' shapes and dtype; with `sinks` dsinks float32 [Hq]; with a floating `attn_mask`
+    dbias in its shape, float32.
     """
     validate(q, k, v)
     if do.shape != (*q.shape[:3], v.shape[3]) or do.dtype != q.dtype:
@@ -115,8 +125,11 @@ def attention_backward(
     )  # fmt: skip
     with torch.no_grad():
         out, lse = forward(q, k, v, options, return_lse=True)
-        dq, dk, dv, dsinks = backward(q, k, v, out, lse, do, options)
-    return {"dq": dq, "dk": dk, "dv": dv} | ({} if dsinks is None else {"dsinks": dsinks})
+        biased = attn_mask is not None and attn_mask.is_floating_point()
+        found = backward(q, k, v, out, lse, do, options, with_dbias=biased)
+    if attn_mask is not None and biased:
+        found["dbias"] = found["dbias"].sum_to_size(attn_mask.shape)
+    return found
 
 
 _COMMON: dict[str, Any] = {

@@ -12,7 +12,8 @@ dL is the gradient of the LSE, zero unless somebody uses it. Where precision is 
 and multiply float32 inputs in IEEE float32; S, P, D and dS are float32; P and dS are cast to the inputs' dtype
 before they are multiplied; O, as the forward pass stored it, is in the inputs' dtype. A group of query heads
 shares one float32 sum of dK and dV. No atomic operations: the same bits every time. Entries of dS at hidden keys
-are chosen to be zero, so that a NaN in a hidden value stays away from dQ and dK.
+are chosen to be zero, so that a NaN in a hidden value stays away from dQ and dK. Only where the gradient of an
+additive mask is asked for is its dS stored, in float32.
 """
 
 from typing import Any
@@ -143,7 +144,7 @@ def dkdv_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def dq_kernel(  # type: ignore[no-untyped-def]
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, slopes_ptr, mask_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dbias_ptr, slopes_ptr, mask_ptr,
     scale, softcap, left, right,
     q_batch, q_head, q_row, q_col, k_batch, k_head, k_row, k_col,
     v_batch, v_head, v_row, v_col, do_batch, do_head, do_row, do_col,
@@ -151,9 +152,9 @@ def dq_kernel(  # type: ignore[no-untyped-def]
     heads, group, queries, keys, tiles,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
     BOUND_LEFT: tl.constexpr, BOUND_RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
-    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+    DBIAS: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of queries of one head."""
+    """One program: one tile of queries of one head. dbias is contiguous float32 [B, Hq, Sq, Sk]."""
     program = tl.program_id(0)
     tile = program % tiles
     sequence = (program // tiles).to(tl.int64)
@@ -204,6 +205,9 @@ def dq_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         p = tl.exp(s - shift[:, None])
         ds = p * (tl.dot(do, v, input_precision="ieee") - delta[:, None])
+        if DBIAS:  # the bias joins behind the soft cap
+            dbias_at = dbias_ptr + (sequence * queries + row_wide[:, None]) * keys + col_wide[None, :]
+            tl.store(dbias_at, tl.where(visible, ds, 0.0), mask=row_ok[:, None] & (col[None, :] < keys))
         if CAP:
             ds = ds * (1.0 - tamed * tamed)
         ds = tl.where(visible, ds, 0.0)
@@ -215,9 +219,9 @@ def dq_kernel(  # type: ignore[no-untyped-def]
 
 def backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, do: torch.Tensor,
-    options: Options, *, dlse: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """(dq, dk, dv in the inputs' dtype, dsinks float32 [Hq] or None).
+    options: Options, *, dlse: torch.Tensor | None = None, with_dbias: bool = False,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """dq, dk, dv in the inputs' dtype; with a sink dsinks float32 [Hq]; if asked for dbias float32 [B, Hq, Sq, Sk].
 
     `out` [B, Hq, Sq, Dv] and `lse` [B, Hq, Sq], both contiguous, as `targets.triton_flash_forward.forward` gave
     them for the same q, k, v and options; `do` and `dlse` are the gradients of out and of the LSE.
@@ -226,6 +230,7 @@ def backward(
     kv_heads, keys, value_dim = v.shape[1:]
     dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     delta, dsink = (torch.zeros((batch, heads, queries), dtype=torch.float32, device=q.device) for _ in range(2))
+    dbias = torch.zeros((batch, heads, queries, keys) if with_dbias else (1,), dtype=torch.float32, device=q.device)
     sinks = options.sinks
     tile_q, tile_k = backward_tiles(head_dim, value_dim)
     if lse.numel() and keys:
@@ -247,8 +252,14 @@ def backward(
         settings = backward_options(head_dim, value_dim)
         own = {"dk_ptr": dk, "dv_ptr": dv, "tiles": columns}
         launch(dkdv_kernel, (columns * batch * kv_heads,), shared | own, **settings)
-        launch(dq_kernel, (rows * batch * heads,), shared | {"dq_ptr": dq, "tiles": rows}, **settings)
-    return dq, dk, dv, None if sinks is None else dsink.sum(dim=(0, 2))
+        own = {"dq_ptr": dq, "dbias_ptr": dbias, "tiles": rows, "DBIAS": with_dbias}
+        launch(dq_kernel, (rows * batch * heads,), shared | own, **settings)
+    found = {"dq": dq, "dk": dk, "dv": dv}
+    if with_dbias:
+        found["dbias"] = dbias
+    if sinks is not None:
+        found["dsinks"] = dsink.sum(dim=(0, 2))
+    return found
 
 
 def backward_tiles(head_dim: int, value_dim: int) -> tuple[int, int]:

@@ -134,7 +134,7 @@ def attention(
 
 
 def gradients(a: Dense, do: Any) -> dict[str, tuple[Array, Array]]:
-    """dq, dk, dv, dsinks with their bounds, the latter in float64 absolute numbers."""
+    """dq, dk, dv, dbias, dsinks with their bounds, the latter in float64 absolute numbers."""
     do = wide(do)
     keys, rows = a.k.shape[2], a.q.shape[2]
     unit_p = a.unit if a.unit > a.u else 0.0
@@ -148,6 +148,7 @@ def gradients(a: Dense, do: Any) -> dict[str, tuple[Array, Array]]:
     s = a.p * (
         p_error * np.abs(dp - delta) + (a.v.shape[3] + 2) * a.u * dp_size + delta_error + 4 * a.u * np.abs(delta)
     )
+    bias_error = s * 1.01 + 2.0**-140
     # 1 - t^2 has the absolute error 2|t| times that of t, which is also the score's error over c.
     s = s + (0.0 if a.tanh is None else a.p * np.abs(dp - delta) * (2 * np.expm1(a.rho) + 16 * a.u))
     s = s + unit_p * (np.abs(ds) + s) + a.tiny
@@ -172,5 +173,7 @@ def gradients(a: Dense, do: Any) -> dict[str, tuple[Array, Array]]:
         "dq": stored(a.alpha * ds @ a.k, a.alpha * product(ds, s, a.k, keys)),
         "dk": stored(to_kv(a.alpha * turned @ a.q), to_kv(a.alpha * product(turned, turned_s, a.q, rows * group))),
         "dv": stored(to_kv(weights @ do), to_kv(product(weights, weight_error, do, rows * group))),
+        # Of the scores after their cap, with every axis; kept in float32.
+        "dbias": (a.p * (dp - delta), bias_error),
         "dsinks": (-(a.sink_p * delta).sum((0, 2, 3)), sink_error.sum((0, 2, 3)) + 2.0**-140),
     }
