@@ -68,6 +68,7 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("seed_rope_torch_backward", "targets.seed_rope_torch:rope_backward"),
     Builtin("mla_materialised", "targets.mla_torch:mla_materialised"),
     Builtin("mla_absorbed", "targets.mla_torch:mla_absorbed"),
+    Builtin("triton_mla_decode", "targets.triton_mla:mla_decode", requires=("torch", "triton")),
 )
 
 

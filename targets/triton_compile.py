@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-KERNELS = ("attention", "attention_delta", "attention_dkdv", "attention_dq", "rope")
+KERNELS = ("attention", "attention_delta", "attention_dkdv", "attention_dq", "mla_split", "rope")
 # Compile-time switches of the attention kernels, by option; "paged" has pages of 16.
 FEATURES: dict[str, dict[str, Any]] = {
     "causal": {"BOUND_RIGHT": True},
@@ -39,7 +39,7 @@ OPCODE = r"^\s+(?:@!?%p\d+\s+)?([a-z]\w*(?:\.\w+|::\w+)*)[\s;]"
 class Build:
     """What to compile: `kernel` of KERNELS, `dtype` a key of POINTERS, `arch` 80 or 90 for sm_80 or sm_90.
 
-    `features` are keys of FEATURES, for attention's kernels.
+    `features` are keys of FEATURES, for attention's kernels. For mla_split head_dim is d_c, value_dim is d_r.
     """
 
     kernel: str
@@ -135,6 +135,12 @@ def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], d
         indices = dict.fromkeys(("starts_q_ptr", "starts_k_ptr", "pages_ptr"), "*i32")
         mask = {"mask_ptr": "*u8" if constants.get("MASK") == 1 else pointer}
         special = floats | indices | mask | {"scale": "fp32", "softcap": "fp32"}
+    elif build.kernel == "mla_split":
+        from targets.triton_mla import SPLIT_OPTIONS, split_arguments, split_kernel
+
+        kernel, options = split_kernel, SPLIT_OPTIONS
+        constants = split_arguments(build.head_dim, build.value_dim, is_causal="causal" in build.features)
+        special = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "scale": "fp32"}
     else:
         from targets.triton_rope import rope_arguments, rope_kernel
 

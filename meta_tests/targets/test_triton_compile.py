@@ -30,12 +30,14 @@ UNUSUAL = [
     Build("attention", "bf16", 90, head_dim=256, value_dim=256, features=("causal",)),
     Build("attention", "fp16", 80, head_dim=1, value_dim=1, features=("causal",), all_ones=True),
     Build("attention_dkdv", "fp16", 80, features=SCORES, all_ones=True),
+    Build("mla_split", "bf16", 90, head_dim=512, value_dim=64, features=("causal",)),
+    Build("mla_split", "fp32", 80, head_dim=128, value_dim=32),
     Build("rope", "fp32", 80),
     Build("rope", "fp16", 90, layout="interleaved", head_dim=80),
     Build("rope", "bf16", 80, all_ones=True),
 ]
 ALL = EVERYDAY + OPTIONS + UNUSUAL
-DOTS = [build for build in ALL if build.kernel.startswith("attention") and build.kernel != "attention_delta"]
+DOTS = [build for build in ALL if build.kernel.startswith(("attention", "mla")) and build.kernel != "attention_delta"]
 LOGS = [build for build in EVERYDAY + UNUSUAL if build.kernel == "attention" and build.dtype != "fp32"]
 
 
