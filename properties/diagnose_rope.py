@@ -9,13 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.bounds.rope_frequency import frequencies_upper
 from oracle.case import Case
 from oracle.enclosure import Block
 from oracle.formats import FORMATS, Float64Array, Format, format_of
-from oracle.ops.rope_case import Rotation, clean_head, positions_of, rotation
+from oracle.ops.rope_case import (
+    Rotation,
+    clean_head,
+    pair_positions,
+    positions_of,
+    rotation,
+    sequence_length,
+    size_of,
+)
 from properties import diagnose_outputs as outputs
 from properties.bench import Bench
 from properties.counterfactual import Change, Counterfactual, Hypothesis, Predictions, Scene, Table, changed, of_case
+from properties.diagnose_rope_scaling import scalings
 
 BASES = (10000.0, 500000.0, 1000000.0, 100.0, 1000.0, 100000.0, 5000000.0, 8000000.0)
 TABLE_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -53,6 +63,9 @@ def _reordered(says: str, columns: NDArray[np.int64]) -> Counterfactual:
 def widths(scene: Scene) -> Iterator[Counterfactual]:
     """Another part of the head rotated, or exponents made from another width."""
     case, how = scene.case, rotation(scene.case)
+    if "scaling" in case.options:
+        # Its parameters belong to the width and the base that are stated.
+        return
     d, base = how.rotary_dim, how.base
     partly = "rotary_dim" in case.options and d < how.dim
     if partly and how.dim % 2 == 0:
@@ -82,14 +95,15 @@ def positions(scene: Scene) -> Iterator[Counterfactual]:
     yield at("the sign of sin were flipped", -p)
     yield at("positions counted from 0 in each call", p - p[..., :1])
     yield at("positions were 0, 1, 2, ... whatever is given", np.broadcast_to(np.arange(p.shape[-1]), p.shape))
-    if p.ndim == 2 and len(p) > 1:
+    by_axis = rotation(scene.case).scaling.sections is not None
+    if p.ndim == 2 and len(p) > 1 and not by_axis:
         yield at("all sequences used the positions of the first", np.broadcast_to(p[:1], p.shape))
     yield at("positions were one too large", p + 1)
     yield at("positions were one too small", p - 1)
     for name in ("bf16", "fp16"):
         rounded = FORMATS[name].round(p.astype(np.float64))
         made = at(f"positions were rounded to {name}", np.where(np.isfinite(rounded), rounded, 0))
-        yield replace(made, change=_overflowed(~np.isfinite(rounded)))
+        yield made if by_axis else replace(made, change=_overflowed(~np.isfinite(rounded)))
     for n in TABLE_LENGTHS:
         if largest >= n:
             yield at(f"positions beyond {n - 1} read the last row of a table of {n}", np.minimum(p, n - 1))
@@ -114,14 +128,14 @@ def _overflowed(lost: NDArray[np.bool_]) -> Change:
 
 
 def base_ignored(scene: Scene) -> Iterator[Counterfactual]:
-    if "base" in scene.case.options:
+    if "base" in scene.case.options and "scaling" not in scene.case.options:
         yield of_case("base were ignored and 10000 used", scene.case.without_options("base"))
 
 
 def bases(scene: Scene) -> Iterator[Counterfactual]:
     case, how = scene.case, rotation(scene.case)
     for base in BASES:
-        if base != how.base:
+        if base != how.base and "scaling" not in case.options:
             yield of_case(f"the base were {base:g}", case.with_options(base=base))
 
 
@@ -139,6 +153,8 @@ def _with_base(scene: Scene, base: float) -> Counterfactual:
 
 def _read_base(scene: Scene) -> float | None:
     how = rotation(scene.case)
+    if "scaling" in scene.case.options:
+        return None
     pairs = how.rotary_dim // 2
     columns = pair_columns(how, how.layout)
     t = np.arange(pairs) / pairs
@@ -181,6 +197,7 @@ def _turned(
     how = rotation(scene.case)
     pairs = how.rotary_dim // 2
     columns = pair_columns(how, how.layout)
+    size = size_of(scene.case) if scene.case.op == "rope" else 1.0
 
     def passed(fmt: Format | None, a: Float64Array) -> Float64Array:
         return a if fmt is None else fmt.round(a)
@@ -190,12 +207,13 @@ def _turned(
         if frequency is None and angle is None:
             cos, sin = block.part("cos").hi, block.part("sin").hi
         else:
-            theta = passed(frequency, how.base ** -(np.arange(pairs) / pairs))
-            at = positions_of(s.case, block.key, block.rows)[:, None].astype(np.float64)
+            length = sequence_length(s.case, block.key)
+            theta = passed(frequency, frequencies_upper(how.base, how.rotary_dim, how.scaling, length)[0])
+            at = pair_positions(s.case, block.key, block.rows).astype(np.float64)
             turned = passed(angle, at * theta)
             with np.errstate(invalid="ignore"):
                 # An angle that overflowed has no cosine.
-                cos, sin = np.cos(turned), np.sin(turned)
+                cos, sin = size * np.cos(turned), size * np.sin(turned)
         cos, sin = passed(table, cos), passed(table, sin)
         first, second = x[:, columns[:pairs]], x[:, columns[pairs : 2 * pairs]]
         value = x.copy()
@@ -232,7 +250,7 @@ def tables(scene: Scene) -> Iterator[Counterfactual]:
 
 def wider(case: Case) -> Iterator[Case]:
     """The same rows and some far out."""
-    if case.op != "rope" or case.arrays["x"].shape[2] > 64:
+    if case.op != "rope" or case.arrays["x"].shape[2] > 64 or rotation(case).scaling.sections is not None:
         return
     x, p = case.arrays["x"], case.arrays["positions"]
     far = np.array([1, 17, 300, 2051, 4500, 70001], dtype=np.int64)
@@ -245,7 +263,7 @@ def wider(case: Case) -> Iterator[Case]:
 def far_out(bench: Bench, case: Case) -> Case | None:
     """Single positions far out, for what a short sequence does not show."""
     p = case.arrays.get("positions")
-    if p is None:
+    if p is None or rotation(case).scaling.sections is not None:
         return None
     steps = np.array([1, 257, 2049, 4097, 65537, 2**18 + 1])
     x = np.random.default_rng(9).standard_normal((*case.arrays["x"].shape[:2], len(steps), case.arrays["x"].shape[3]))
@@ -263,6 +281,7 @@ _OUTPUT = (
 HYPOTHESES = (
     Hypothesis("positions", positions),
     Hypothesis("layouts", layouts),
+    Hypothesis("scaling", scalings),
     Hypothesis("base ignored", base_ignored),
     Hypothesis("widths", widths),
     Hypothesis("bases", bases),

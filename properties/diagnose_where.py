@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.ops.rope_case import positions_of, rotation
+from oracle.bounds.rope_frequency import frequencies_upper
+from oracle.ops.rope_case import pair_positions, rotation, sequence_length
 from properties.counterfactual import Scene
 
 Mask = NDArray[np.bool_]
@@ -74,8 +75,10 @@ def _least_angle(scene: Scene) -> float | None:
     pair = column % pairs if how.layout == "half" else column // 2
     angles, wrong = [], []
     for look in scene.looks:
-        at = np.abs(positions_of(scene.case, look.block.key, look.block.rows)[:, None].astype(np.float64))
-        angles.append((at * how.base ** (-pair / pairs)).ravel())
+        at = np.abs(pair_positions(scene.case, look.block.key, look.block.rows).astype(np.float64))
+        length = sequence_length(scene.case, look.block.key)
+        turned = at * frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
+        angles.append(turned[:, pair].ravel())
         wrong.append(look.wrong["out"][:, : how.rotary_dim].ravel())
     angle, bad = np.concatenate(angles), np.concatenate(wrong)
     if not bad.any() or angle[bad].min() < LEAST_ANGLE:

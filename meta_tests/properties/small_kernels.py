@@ -1,6 +1,7 @@
 """Honest kernels that compute in float64 and round once, each with steps that a test replaces to break it.
 
-In NumPy, for softmax, log_softmax, logsumexp, rope, rope_apply and mla. Every factory returns a target function.
+In NumPy, for softmax, log_softmax, logsumexp, rope and its gradient, rope_apply and mla. Every factory returns a
+target function.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.formats import format_of
+from targets import rope_frequencies
+from targets.rope_frequencies import by_pair, length_of
 
 Array = NDArray[Any]
 Step = Callable[..., Any]
@@ -67,29 +70,57 @@ def rows_kernel(
 
 def rope_kernel(
     *,
+    back: bool = False,
     enter: Step = same,
     positions: Step = same,
     base: Step = same,
     layout: Step = same,
     width: Step = same,
+    scaling: Step = same,
+    length: Step = same,
     table: Step = same,
     leave: Step = rounded,
 ) -> Callable[..., Any]:
-    """rope in both layouts. ``table`` gets and returns (cos, sin); the other steps get what they are called after."""
-    place, radix, order, extent = positions, base, layout, width
+    """rope, or its gradient (``back``), in both layouts.
 
-    def kernel(
-        x: Array, positions: Array, *, base: float = 10000.0, layout: str = "half", rotary_dim: int | None = None
-    ) -> Array:
+    ``table`` gets and returns (cos, sin); the other steps get what they are called after.
+    """
+    place, radix, order, extent, parameters, count = positions, base, layout, width, scaling, length
+
+    def turn(x: Array, positions: Array, base: float, layout: str, rotary_dim: int | None, scaling: Any) -> Array:
         dim = extent(x.shape[-1] if rotary_dim is None else rotary_dim)
-        theta = radix(base) ** (-2.0 * np.arange(dim // 2) / dim)
-        angle = place(positions)[..., None] * theta
-        cos, sin = table(np.cos(angle), np.sin(angle))
+        known = parameters(scaling)
+        theta = rope_frequencies.frequencies(radix(base), dim, known, count(length_of(positions, known)))
+        angle = place(by_pair(positions, known)) * theta
+        size = rope_frequencies.magnitude(known)
+        cos, sin = table(size * np.cos(angle), size * np.sin(angle))
         if angle.ndim == 3:
             cos, sin = cos[:, None], sin[:, None]
-        return turned(enter(x.astype(np.float64)), x, cos, sin, order(layout), leave)
+        return turned(enter(x.astype(np.float64)), x, cos, -sin if back else sin, order(layout), leave)
 
-    return described(kernel, "rope")
+    def rope(
+        x: Array,
+        positions: Array,
+        *,
+        base: float = 10000.0,
+        layout: str = "half",
+        rotary_dim: int | None = None,
+        scaling: Any = None,
+    ) -> Array:
+        return turn(x, positions, base, layout, rotary_dim, scaling)
+
+    def rope_backward(
+        dy: Array,
+        positions: Array,
+        *,
+        base: float = 10000.0,
+        layout: str = "half",
+        rotary_dim: int | None = None,
+        scaling: Any = None,
+    ) -> Array:
+        return turn(dy, positions, base, layout, rotary_dim, scaling)
+
+    return described(rope_backward, "rope_backward") if back else described(rope, "rope")
 
 
 def turned(wide: Array, x: Array, cos: Array, sin: Array, layout: str, leave: Step) -> Array:
