@@ -190,25 +190,46 @@ class Attended:
     broken: NDArray[np.bool_]
 
 
-def attended(
-    q: Computed, k: Computed, v: Computed, alpha: float, block: Block, contract: Contract, c: Constants, heads: Store
-) -> Attended:
-    """One head: ``block`` has its exact scores, shift, total, lse and out; O is stored by ``heads``."""
-    land, out, dims = forward.landscape(block), block.part("out"), q.mid.shape[1]
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighed:
+    """The weights of attention of computed q and k: their landscape, eps and rho [r, n], and reach, the |q||k|."""
+
+    land: forward.Landscape
+    eps: Float64Array
+    rho: Float64Array
+    tilted: forward.Tilted
+    reach: Float64Array
+
+
+def weighed(q: Computed, k: Computed, alpha: float, block: Block, contract: Contract, c: Constants) -> Weighed:
+    land, dims = forward.landscape(block), q.mid.shape[1]
     moved = q.reach @ k.wrong.T + q.wrong @ k.size.T
     reach = q.reach @ k.reach.T
     dot = dot_error(contract, c, dims)
     operands = q.reach.sum(axis=1, keepdims=True) + k.reach.sum(axis=1)
     eps = forward.dot_scores_error(alpha * reach, alpha, dims, dot, c, with_bias=False, operands=operands)
-    eps = alpha * moved + eps
-    eps = forward.stored_scores_error(eps, land.size, alpha, contract, c)
+    eps = forward.stored_scores_error(alpha * moved + eps, land.size, alpha, contract, c)
     rho = forward.weight_error(eps, land, contract, c)
-    tilted = forward.tilt(rho, land)
-    # v is known to within its radius only: the widest of each column widens all distances |v - O|.
+    return Weighed(land, eps, rho, forward.tilt(rho, land), reach)
+
+
+def spread_of(v: Computed, out: Enclosure, w: Weighed) -> forward.Spread:
+    """Sums over the exact v, which is known to within its radius only.
+
+    The widest radius of each column widens all distances |v - O|.
+    """
     vague = v.rad.max(axis=0, initial=0.0)
     near = Enclosure(out.hi, out.lo, out.rad + vague)
-    found = forward.spread(v.mid, near, [tilted.moved], land.visible)
-    found = replace(found, largest=found.largest + vague, size=found.size + land.keys * vague)
+    found = forward.spread(v.mid, near, [w.tilted.moved], w.land.visible)
+    return replace(found, largest=found.largest + vague, size=found.size + w.land.keys * vague)
+
+
+def attended(
+    q: Computed, k: Computed, v: Computed, alpha: float, block: Block, contract: Contract, c: Constants, heads: Store
+) -> Attended:
+    """One head: ``block`` has its exact scores, shift, total, lse and out; O is stored by ``heads``."""
+    w, out = weighed(q, k, alpha, block, contract, c), block.part("out")
+    land, tilted, found = w.land, w.tilted, spread_of(v, out, w)
     k_p = forward.cast_error(land, contract, c)
     inner = forward.weights_part(tilted, found.weighted[0], found.farthest)
     inner = inner + k_p * forward.cast_part(tilted, v.size, found.largest)
@@ -217,38 +238,68 @@ def attended(
     all_wrong = land.visible.astype(np.float64) @ v.wrong
     reached = replace(found, distance=found.distance + all_wrong, size=found.size + all_wrong)
     inner = inner + forward.underflow_part(tilted, land, reached, contract, c) + c.omega_v * (1 + k_p)
-    apart = forward.sweeps_apart(eps, rho, land, contract, c)
+    apart = forward.sweeps_apart(w.eps, w.rho, land, contract, c)
     kept = replace(c, u_o=max(heads.unit, c.u), omega_o=max(heads.omega, c.compute.omega))
-    wrong = forward.out_bound(inner, out, land, contract, kept, apart=apart) * forward.inflation(land, dims)
-    return Attended(wrong, _broken(q, k, v, reach, eps, alpha, land, found, of_v, contract, c, heads, out, wrong))
+    wrong = forward.out_bound(inner, out, land, contract, kept, apart=apart)
+    wrong = wrong * forward.inflation(land, q.mid.shape[1])
+    heavy = np.exp(contract.lag) * (found.largest + of_v) / land.total_inverse
+    broken = scores_broken(w, alpha, contract, c) | (heavy >= c.compute.max_finite / 2).any(axis=1, keepdims=True)
+    broken |= (out.upper_abs() + wrong >= heads.limit).any(axis=1, keepdims=True)
+    return Attended(wrong, broken)
 
 
-def _broken(
-    q: Computed,
-    k: Computed,
-    v: Computed,
-    reach: Float64Array,
-    eps: Float64Array,
-    alpha: float,
-    land: forward.Landscape,
-    found: forward.Spread,
-    of_v: Float64Array,
-    contract: Contract,
-    c: Constants,
-    heads: Store,
-    out: Enclosure,
-    wrong: Float64Array,
-) -> NDArray[np.bool_]:
-    limit = c.compute.max_finite / 2
-    seen = np.where(land.visible, reach, 0.0).max(axis=1, keepdims=True, initial=0.0)
+def scores_broken(w: Weighed, alpha: float, contract: Contract, c: Constants) -> NDArray[np.bool_]:
+    """[r, 1]: rows in which a dot product or a stored score, raw or scaled, may legally overflow."""
+    limit, land = c.compute.max_finite / 2, w.land
+    seen = np.where(land.visible, w.reach, 0.0).max(axis=1, keepdims=True, initial=0.0)
     broken = (seen * max(alpha, 1.0) >= limit) | (land.max_size >= limit)
     if contract.score_stores:
-        scaled = np.where(land.visible, land.size + eps, 0.0).max(axis=1, keepdims=True, initial=0.0)
+        scaled = np.where(land.visible, land.size + w.eps, 0.0).max(axis=1, keepdims=True, initial=0.0)
         broken |= np.maximum(seen, scaled) >= c.scores.overflow_threshold
-    heavy = np.exp(contract.lag) * (found.largest + of_v) / land.total_inverse
-    broken |= (heavy >= limit).any(axis=1, keepdims=True)
-    broken |= (out.upper_abs() + wrong >= heads.limit).any(axis=1, keepdims=True)
     return np.asarray(broken)
+
+
+def normed(x: Computed, gain: Float64Array, eps: float, c: Constants, store: Store) -> Computed:
+    """RMSNorm of every row, stored before and after its gain.
+
+    s(c) = sqrt(mean c^2 + eps) is a norm of (c / sqrt d, sqrt eps), so s moves by at most ds = |dc|_2 / sqrt d, and
+
+        |c'_i / s' - c_i / s| <= (dc_i + |c_i| ds / s) / (s - ds),  at most sqrt d + |c_i| / s
+
+    The sum of squares, its mean and eps are of one sign: relative errors g(d + 4), and root and quotient on top.
+    """
+    d = x.mid.shape[1]
+    grow = 1 + SLACK * (d + 8)
+
+    def root_mean_square(by: Float64Array) -> Float64Array:
+        return np.asarray(np.sqrt((by**2).mean(axis=1, keepdims=True)) * grow)
+
+    def moved(by: Float64Array, s: Float64Array) -> Float64Array:
+        ds = root_mean_square(by)
+        found = (by + x.size * ds / s) / (s - ds)
+        most = np.sqrt(d) + x.size / s
+        return np.where((ds < s) & (found < most), found, most)
+
+    root = np.sqrt((x.mid**2).mean(axis=1, keepdims=True) + eps)
+    # The root of the exact row lies within that of the midpoints and that of the radii.
+    low = np.maximum(root / grow - root_mean_square(x.rad), np.sqrt(eps) / grow)
+    mid = x.mid / root
+    rad = moved(x.rad, low) + SLACK * (d + 8) * np.abs(mid)
+    squares = c.g(d + 4) + d * c.w / eps
+    relative = compound(squares / (1 - squares), 4 * c.u, 4 * c.u) if squares < 0.5 else np.inf
+    wrong = moved(x.wrong, low)
+    reach = np.abs(mid) + rad + wrong
+    bare = stored(Computed(mid, rad, wrong + relative * reach + c.w, reach), store)
+    size = np.abs(gain)[None, :]
+    scaled = bare.wrong * size + c.u * size * bare.reach + c.w
+    return stored(Computed(mid * gain, rad * size + SLACK * np.abs(mid) * size, scaled, size * bare.reach), store)
+
+
+def cached(x: Computed, fmt: Format, c: Constants) -> Computed:
+    """Every row divided by largest / max_finite, rounded to ``fmt`` and multiplied by that again."""
+    factor = x.reach.max(axis=1, keepdims=True, initial=0.0) / fmt.max_finite * (1 + 8 * c.u)
+    unit = compound(fmt.unit_roundoff, 3 * c.u)
+    return replace(x, wrong=x.wrong + unit * x.reach + fmt.omega * factor + fmt.max_finite * c.w)
 
 
 def too_large(x: Computed, store: Store, c: Constants) -> NDArray[np.bool_]:

@@ -49,7 +49,8 @@ class Contract:
     how often dS is rounded to the input format on its way to the products with k and q, whether dP is.
     form, latent, up: mla: ``materialised`` or ``absorbed``; formats of the latent sum and of up-projected k, v or q
     (None: compute). between: blocks: format of what passes between projections, rotation, attention and output
-    projection (None: compute).
+    projection (None: compute). cache: mla_block: format of the kept latents, each row divided by a factor that makes
+    its largest entry the format's largest number (None: as between).
     """
 
     preset: str = "fp32"
@@ -89,6 +90,7 @@ class Contract:
     latent: str | None = None
     up: str | None = None
     between: str | None = None
+    cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +355,13 @@ _GQA_BLOCK = {
     name: tuple(replace(f, **(_BETWEEN if name in ("flash", "sdpa_math", "eager") else {})) for f in forms)  # type: ignore[arg-type]
     for name, forms in _ATTENTION.items()
 }
+_MLA_BLOCK = {
+    name: tuple(
+        replace(f, **({**_BETWEEN, "table": "input"} if name in ("flash", "sdpa_math", "eager") else {}))  # type: ignore[arg-type]
+        for f in forms
+    )
+    for name, forms in _MLA.items()
+}
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention": _ATTENTION,
     "attention_backward": _BACKWARD,
@@ -360,6 +369,7 @@ PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention_paged": _ATTENTION,
     "mla": _MLA,
     "gqa_block": _GQA_BLOCK,
+    "mla_block": _MLA_BLOCK,
     "softmax": _SOFTMAX,
     "log_softmax": _SOFTMAX,
     "logsumexp": _SOFTMAX,
@@ -384,6 +394,7 @@ _LADDERS = {
 _FAMILY = {
     "mla": "attention",
     "gqa_block": "attention",
+    "mla_block": "attention",
     "attention_backward": "attention",
     "attention_varlen": "attention",
     "attention_paged": "attention",
@@ -469,7 +480,7 @@ def _validate(form: Contract) -> None:
         raise UnknownContract(f"unknown form {form.form!r}; known: materialised, absorbed")
     named = (
         form.compute, form.scores, form.weights, form.accumulator, form.output, form.angle, form.table, form.rotate,
-        form.latent, form.up, form.between,
+        form.latent, form.up, form.between, form.cache,
     )  # fmt: skip
     if not (isfinite(form.weight_scale) and form.weight_scale > 0):
         raise UnknownContract(f"weight_scale must be a positive number, got {form.weight_scale!r}")
