@@ -27,8 +27,9 @@ Tensor = torch.Tensor
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, summed in float32, stored in the dtype of ``a``."""
-    return (a.float() @ b.float()).to(a.dtype)
+    """a @ b, summed in float32 (float64 for float64), stored in the dtype of ``a``."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return (a.to(wide) @ b.to(wide)).to(a.dtype)
 
 
 def _attend(
@@ -40,7 +41,7 @@ def _attend(
     visible = torch.ones(sq, sk, dtype=torch.bool, device=q.device)
     if is_causal:
         visible = visible.tril(sk - sq)
-    scores = scores.float().masked_fill(~visible, float("-inf"))
+    scores = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(~visible, float("-inf"))
     some = visible.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(~some, 0.0), dim=-1).masked_fill(~some, 0.0)
     return _product(weights.to(q.dtype), v), torch.logsumexp(scores, dim=-1)

@@ -1,9 +1,9 @@
 """Grouped-query attention as a PyTorch module: projections, half-split rotation, causal SDPA, output projection.
 
-Written from the formulas of Ainslie et al. (arXiv 2305.13245) and of the half-split RoPE. `attention` is the module's
-core, called
-as a target: KV heads repeated to the query heads, then torch's SDPA. The math backend is asked for: the CPU flash
-backend turns a NaN in a query into zeros (pytorch/pytorch#141128), and the module's formula does not.
+Written from the formulas of Ainslie et al. (arXiv 2305.13245) and of the half-split RoPE. `gqa_block` is the module as
+a function of its weights; `attention` is its core, called as a target: KV heads repeated to the query heads, then
+torch's SDPA. The math backend is asked for: the CPU flash backend turns a NaN in a query into zeros
+(pytorch/pytorch#141128), and the module's formula does not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 Tensor = torch.Tensor
 
@@ -34,6 +34,35 @@ def attention(
     keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     with sdpa_kernel([SDPBackend.MATH]):
         return scaled_dot_product_attention(q, keys, values, is_causal=is_causal)
+
+
+def gqa_block(
+    x: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    w_v: Tensor,
+    w_o: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+) -> Tensor:
+    """The whole module as a function: x [B, S, E], w_q [Hq d, E], w_k, w_v [Hkv d, E], w_o [E, Hq d] -> [B, S, E].
+
+    cos, sin [S, d/2] rotate pairs (i, i + d/2) of q and k; attention is causal. Every step is stored in x's dtype.
+    """
+    width = w_q.shape[0] // num_heads
+    tables = [torch.cat((table, table), dim=-1) for table in (cos, sin)]
+
+    def heads(weight: Tensor, count: int) -> Tensor:
+        y = linear(x, weight)
+        return y.reshape(*y.shape[:-1], count, width).transpose(1, 2)
+
+    q = rotate(heads(w_q, num_heads), *tables).to(x.dtype)
+    k = rotate(heads(w_k, num_kv_heads), *tables).to(x.dtype)
+    out = attention(q, k, heads(w_v, num_kv_heads), is_causal=True)
+    return linear(out.transpose(1, 2).flatten(-2), w_o)
 
 
 class GroupedQueryAttention(nn.Module):
@@ -62,4 +91,9 @@ attention.__attn_oracle__ = {  # type: ignore[attr-defined]
     "dtypes": ("fp32", "fp16", "bf16"),
     "conventions": {"causal_alignment": "top_left"},
     "description": "grouped-query attention module's core over torch SDPA",
+}
+gqa_block.__attn_oracle__ = {  # type: ignore[attr-defined]
+    "op": "gqa_block",
+    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+    "description": "grouped-query attention module: projections, rotation, causal torch SDPA, output projection",
 }
