@@ -21,6 +21,8 @@ FEW = replace(QUICK, examples=3, shrink_seconds=0.0, large=512)
 LEGAL = {Verdict.PASS, Verdict.EXEMPT, Verdict.VACUOUS, Verdict.UNSUPPORTED}
 # No row of the table asks softmax for a log-sum-exp.
 NOT_ASKED = {("softmax", "P8"), ("log_softmax", "P8")}
+# What a kernel need not have: a causal rule, dropout.
+OPTIONAL = {"P10", "P22"}
 PAIRS = [(row, dtype) for row in HONEST for dtype in row.dtypes]
 
 
@@ -43,7 +45,9 @@ def assert_lives(found: list[Record], op: str) -> None:
     wrong = [f"{r.property} {r.verdict} on {r.description}: {r.detail}" for r in found if r.verdict not in LEGAL]
     assert not wrong, "\n".join(wrong[:3])
     passed = {r.property for r in found if r.verdict == Verdict.PASS}
-    assert passed == {row.id for row in properties_for(op) if (op, row.id) not in NOT_ASKED}
+    asked = {row.id for row in properties_for(op) if (op, row.id) not in NOT_ASKED}
+    unsupported = {r.property for r in found if r.verdict == Verdict.UNSUPPORTED and not r.case}
+    assert passed == asked - (unsupported & OPTIONAL)
 
 
 @pytest.mark.parametrize(("row", "dtype"), named(one_dtype_each()))

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from properties import attention_edges as edges
 from properties import attention_relations as relations
-from properties import bias, model_gate, strategies
+from properties import attention_state as state
+from properties import attention_views as views
+from properties import bias, dropout, model_gate, strategies
 from properties.attention_heads import heads_alone
 from properties.attention_merge import split_merge
 from properties.attention_options import NAMES
@@ -126,6 +128,16 @@ PROPERTIES: tuple[Property, ...] = (
         edges=edges.range_edges,
     ),
     _row(
+        "P10",
+        "token by token and in chunks as all at once",
+        state.decode,
+        search=state.decoding,
+        edges=state.decode_edges,
+        needs=frozenset({"is_causal"}),
+    ),
+    _row("P11", "a sequence gives the same whatever is computed beside it", state.batches, edges=state.batch_edges),
+    _row("P12", "how inputs lie in memory does not matter", views.layouts, edges=views.layout_edges),
+    _row(
         "P13",
         "heads are independent: each gives what it gives alone, grouped KV heads equal repeated ones",
         heads_alone,
@@ -148,6 +160,14 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     _row("P18", "shapes around tile borders, odd and unequal dimensions", within_bound, edges=edges.shape_edges),
     _row("P19", "errors have no direction, with and without ties of the maximum", bias.check, edges=bias.edges),
+    _row("P20", "elements beyond 2^31 are found", views.beyond_32_bits, edges=views.far_edges),
+    _row(
+        "P22",
+        "dropout keeps the mean, follows its seed, and is off where it should be",
+        dropout.dropout,
+        edges=dropout.edges,
+        needs=frozenset({"dropout_p"}),
+    ),
     _row("P23", "dtype, shape and device of the outputs", structure_only, edges=edges.dtype_edges),
     _row(
         "P25",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from oracle.ops.attention_layouts import PAGED, VARLEN
+from properties import attention_views as views
 from properties import layout_edges as edges
 from properties import layout_relations as relations
 from properties.attention import lse_within_bound
@@ -40,15 +41,13 @@ def _table(op: str) -> tuple[Property, ...]:
         return Property(id, title, op, guarded(check), edges=edges, **more)  # type: ignore[arg-type]
 
     lse = frozenset({"lse"})
-    paged = (
-        row(
-            "P12",
-            "where pages lie does not matter",
-            relations.permuted_pages,
-            search=_general,
-            edges=edges.hidden,
-        ),
+    strided = "how inputs lie in memory does not matter"
+    steps = row(
+        "P10", "query by query as all at once", relations.decode, edges=edges.steps, needs=frozenset({"is_causal"})
     )
+    pages = row("P12", "where pages lie does not matter", relations.permuted_pages, search=_general, edges=edges.hidden)
+    paged = (pages, row("P12", strided, views.paged_layouts, edges=edges.hidden))
+    packed = (row("P12", strided, views.packed_layouts, edges=edges.hidden),)
     return (
         row("P1", "error within the contract's bound", within_bound, search=_general, edges=edges.accuracy),
         row(
@@ -61,6 +60,7 @@ def _table(op: str) -> tuple[Property, ...]:
         row("P3", "sequences and rows without a key follow the stated convention", within_bound, edges=edges.empty),
         row("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.sums, needs=lse),
         row("P9", "logits from -1e4 to 1e5", within_bound, search=_ranges, edges=edges.ranges),
+        *((steps,) if op == PAGED else ()),
         row(
             "P11",
             "a sequence gives the same alone and among others",
@@ -68,7 +68,7 @@ def _table(op: str) -> tuple[Property, ...]:
             search=_several,
             edges=edges.hidden,
         ),
-        *(paged if op == PAGED else ()),
+        *(paged if op == PAGED else packed),
         row(
             "P15",
             "no side effects, no influence of the memory around, independent calls",

@@ -67,6 +67,15 @@ def shapes(bench: Bench) -> Iterator[Input]:
         yield _made(bench, "heads", pairs, kv_heads=kv_heads, group=group, dims=dims, value_dims=value_dims)
 
 
+def steps(bench: Bench) -> Iterator[Input]:
+    """P10: the last queries of sequences that end in their pages and at a border, of one that they make up wholly."""
+    for page_size in (4, 16):
+        pairs = [(5, 5), (5, 16), (5, 33)]
+        yield _made(bench, "decode", pairs, page_size=page_size, kv_heads=2, is_causal=True)
+        if bench.has("window_size"):
+            yield _made(bench, "window", pairs, page_size=page_size, is_causal=True, extras=Extras(window=(3, -1)))
+
+
 def ranges(bench: Bench) -> Iterator[Input]:
     """P9: scores far from 0 in sequences whose neighbours have others."""
     for kind, size in (("offset", 1e3), ("offset", -1e3), ("peak", 3e4), ("ascending", 300.0)):

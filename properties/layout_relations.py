@@ -176,6 +176,29 @@ def _relabelled(case: Case, more: int) -> Case:
     return case.with_arrays(**moved, block_table=order[case.arrays["block_table"]].astype(np.int32))
 
 
+def decode(bench: Bench, given: Input) -> Judgement:
+    """P10: the queries of a causal call one by one, with a cache that grows by one key each, as all at once."""
+    case = given.case
+    whole = observe(bench, case)
+    bounds = full_bounds(bench, case, whole)
+    total = case.arrays["q"].shape[2]
+    judged = []
+    for row in range(total):
+        lengths = np.maximum(case.arrays["cache_seqlens"] - (total - 1 - row), 0).astype(np.int32)
+        step = case.with_arrays(q=case.arrays["q"][:, :, row : row + 1], cache_seqlens=lengths)
+        seen = observe(bench, step)
+        own = full_bounds(bench, step, seen)
+        for name in whole:
+            here = whole[name][:, :, row : row + 1].astype(np.float64)
+            # Rows without a key have no bound; their difference is that of the convention, which P3 is about.
+            with np.errstate(invalid="ignore"):
+                gap = np.abs(here - seen[name].astype(np.float64))
+            rooms = [b[name][:, :, row : row + 1] + o[name] for b, o in zip(bounds, own, strict=True)]
+            what = f"query {row} with the keys up to it, and all at once"
+            judged.append(judging.kept(bench, gap, rooms, what=what, output=name))
+    return worst_of(judged)
+
+
 def purity(bench: Bench, given: Input) -> Judgement:
     """P15: inputs and the memory next to them untouched, the latter without influence; independent calls."""
     case = given.case

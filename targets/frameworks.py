@@ -48,6 +48,12 @@ class Bridge(Protocol):
     def is_native(self, value: Any) -> bool:
         """Whether the value is an array of the framework."""
 
+    def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """A view of this shape in which axes of length 1 are repeated with stride 0."""
+
+    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+        """The array at these strides, in elements; memory between is not touched. MemoryError where there is no room."""
+
     def synchronise(self, device: str) -> None:
         """Wait until the device has done what it was asked to do."""
 
@@ -59,6 +65,11 @@ def _results(result: Any) -> list[Any]:
     if isinstance(result, Mapping):
         return list(result.values())
     return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many elements a view of this shape and these strides reaches over."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,15 @@ class NumpyBridge:
 
     def is_native(self, value: Any) -> bool:
         return isinstance(value, np.ndarray | np.generic)
+
+    def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
+        return np.broadcast_to(value, shape)
+
+    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+        buffer = np.empty(_extent(array.shape, strides), dtype=array.dtype)
+        view = np.lib.stride_tricks.as_strided(buffer, array.shape, [s * buffer.itemsize for s in strides])
+        view[...] = array
+        return view
 
     def synchronise(self, device: str) -> None:
         return None
@@ -109,6 +129,17 @@ class TorchBridge:
 
     def is_native(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor)
+
+    def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
+        return value.expand(shape)
+
+    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+        source = self.to_native(array, device)
+        try:
+            buffer = self.torch.empty(_extent(array.shape, strides), dtype=source.dtype, device=device)
+        except RuntimeError as error:
+            raise MemoryError(f"no room for {_extent(array.shape, strides)} elements") from error
+        return buffer.as_strided(array.shape, strides).copy_(source)
 
     def synchronise(self, device: str) -> None:
         if device.startswith("cuda"):

@@ -94,6 +94,9 @@ def flash_lse(
     """The CPU flash kernel called directly, which also gives the LSE [B, Hq, Sq] in float32 (float64 for fp64)."""
     if q.shape[-1] != v.shape[-1]:
         raise NotImplementedError("torch's CPU flash kernel needs one head dimension for q, k and v")
+    if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in (q, k, v)):
+        # Without a word: it reads them as if they were contiguous. torch's public function asks first.
+        raise NotImplementedError("torch's CPU flash kernel ignores the stride of the last dimension")
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -115,6 +118,8 @@ flash.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
 flash_lse.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
     "dtypes": ("fp64", "fp32", "fp16", "bf16"),
     "devices": ("cpu",),
+    # Those of `flash`, which is the same kernel.
+    "gradients": False,
     "description": "torch SDPA, CPU flash kernel with its LSE",
 }
 efficient.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]

@@ -56,6 +56,7 @@ HONEST: tuple[Honest, ...] = (
             ("backward_head_by_head", "each query head's share added in turn"),
         )
     ),
+    _other("dropout", "attention", "dropout:attention", "dropout of the normalised weights, in one sweep"),
     _other("varlen", "attention_varlen", "layouts:attention_varlen", "one packed sequence after the other", dtypes=ALL),
     _other("paged", "attention_paged", "layouts:attention_paged", "pages gathered for each sequence", dtypes=ALL),
     _other("mla_materialised", "mla", "mla:materialised", "keys and values built per head"),

@@ -29,6 +29,15 @@ SIDE_EFFECTS = (
     "rope_dynamic_keeps_longest",
     "rope_promotes",
     "varlen_tile_of_longest",
+    "splits_follow_batch",
+    "strides_ignored",
+    "stride_zero_ignored",
+    "offset_wraps",
+    "dropout_not_rescaled",
+    "dropout_in_evaluation",
+    "dropout_before_the_sum",
+    "dropout_seed_ignored",
+    "dropout_same_in_every_call",
 )
 
 
@@ -281,6 +290,7 @@ SMALLEST: Mapping[str, Builder] = {
     "sinks_of_head_zero": heads(2, 2, sinks=torch.tensor([0.0, 4.0])),
     "sink_scaled": attention([[0.0] * 4], [[0.0] * 4], ONE, scale=None, sinks=torch.tensor([2.0])),
     "sink_in_every_split": attention(ZERO, *TWO_KEYS, sinks=torch.zeros(1)),
+    "sink_ignored_in_decode": ONE_SINK,
     "sink_dropped_with_window": attention(ZERO, ZERO, ONE, sinks=torch.zeros(1), window_size=(0, 0)),
     "lse_without_sink": ONE_SINK,
     "lse_base_two": attention(ONE, ONE, ONE),

@@ -202,6 +202,21 @@ MUTANTS: tuple[Mutant, ...] = (
     # Side effects.
     _attention("query_scaled_in_place", "P15", "the caller's q is overwritten", "unslothai/unsloth#5001"),
     _attention("pads_past_the_end", "P15", "memory behind K is zeroed", "Dao-AILab/flash-attention#638"),
+    # Layouts, batches, steps, dropout.
+    _attention("sink_ignored_in_decode", "P10", "with one query sinks change nothing", "ml-explore/mlx#3452"),
+    _attention("splits_follow_batch", "P11", "splits follow the batch, invariance is declared",
+               "deepseek-ai/FlashMLA#212"),
+    _attention("strides_ignored", "P12", "keys are read as if contiguous",
+               "pytorch/pytorch#181133", "pytorch/pytorch#112577"),
+    _attention("stride_zero_ignored", "P12", "expanded values are read as if contiguous"),
+    _attention("offset_wraps", "P20", "a key's place is counted in 32 bits",
+               "thu-ml/SageAttention#386", "Dao-AILab/flash-attention#2260"),
+    _attention("dropout_not_rescaled", "P22", "what dropout leaves is not divided by 1 - p"),
+    _attention("dropout_in_evaluation", "P22", "dropout stays active outside of training", "pytorch/pytorch#124464"),
+    _attention("dropout_before_the_sum", "P22", "the denominator sums what was not dropped",
+               "aws-neuron/nki-samples#80"),
+    _attention("dropout_seed_ignored", "P22", "a seed repeats nothing"),
+    _attention("dropout_same_in_every_call", "P22", "every call drops the same weights"),
     # Packed sequences and pages.
     _varlen("varlen_query_lengths_for_keys", "P1", "cu_seqlens_q used for the keys"),
     _varlen("varlen_neighbour_attended", "P2", "a sequence reads its neighbour's keys up to a whole tile"),
