@@ -108,8 +108,8 @@ def mla_block(
     w_qr: Tensor,
     w_o: Tensor,
     *,
-    num_heads: int,
-    base: float,
+    num_heads: int | None = None,
+    base: float = 10000.0,
     scale: float | None = None,
     norm_kv: Tensor | None = None,
     norm_q: Tensor | None = None,
@@ -124,13 +124,72 @@ def mla_block(
     """
     if form not in CORES or layout not in ("half", "interleaved"):
         raise ValueError(f"form is {' or '.join(CORES)}, layout half or interleaved; got {form!r}, {layout!r}")
-    if any(w.shape[0] != num_heads for w in (w_uk, w_uv, w_uq, w_qr)):
+    if any(w.shape[0] != (num_heads or w.shape[0]) for w in (w_uk, w_uv, w_uq, w_qr)):
         raise ValueError(f"weights of {w_uk.shape[0]} heads, and num_heads is {num_heads}")
     weights = Weights(w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o, norm_kv, norm_q)
     return decode(x, positions, None, weights, Settings(base, scale, eps, form, layout))[0]
 
 
-_COMMON: dict[str, Any] = {"op": "mla_block", "dtypes": ("fp64", "fp32", "fp16", "bf16"), "devices": ("cpu", "cuda")}
-mla_block.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "description": "MLA layer in torch, every product stored in the input dtype",
+def mla_block_materialised(
+    x: Tensor,
+    positions: Tensor,
+    w_dkv: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    w_kr: Tensor,
+    w_dq: Tensor,
+    w_uq: Tensor,
+    w_qr: Tensor,
+    w_o: Tensor,
+    *,
+    num_heads: int | None = None,
+    base: float = 10000.0,
+    scale: float | None = None,
+    norm_kv: Tensor | None = None,
+    norm_q: Tensor | None = None,
+    eps: float = 1e-6,
+    layout: str = "half",
+) -> Tensor:
+    """`mla_block`, materialised."""
+    return mla_block(
+        x, positions, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o, num_heads=num_heads, base=base, scale=scale,
+        norm_kv=norm_kv, norm_q=norm_q, eps=eps, form="materialised", layout=layout,
+    )  # fmt: skip
+
+
+def mla_block_absorbed(
+    x: Tensor,
+    positions: Tensor,
+    w_dkv: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    w_kr: Tensor,
+    w_dq: Tensor,
+    w_uq: Tensor,
+    w_qr: Tensor,
+    w_o: Tensor,
+    *,
+    num_heads: int | None = None,
+    base: float = 10000.0,
+    scale: float | None = None,
+    norm_kv: Tensor | None = None,
+    norm_q: Tensor | None = None,
+    eps: float = 1e-6,
+    layout: str = "half",
+) -> Tensor:
+    """`mla_block`, absorbed."""
+    return mla_block(
+        x, positions, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o, num_heads=num_heads, base=base, scale=scale,
+        norm_kv=norm_kv, norm_q=norm_q, eps=eps, form="absorbed", layout=layout,
+    )  # fmt: skip
+
+
+_COMMON: dict[str, Any] = {"op": "mla_block", "dtypes": ("fp32", "fp16", "bf16"), "devices": ("cpu", "cuda")}
+mla_block_materialised.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
+    "contract": {"preset": "eager", "form": "materialised"},
+    "description": "MLA layer in torch, keys and values built per head, every product stored in the input dtype",
+}
+mla_block_absorbed.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
+    "contract": {"preset": "eager", "form": "absorbed"},
+    "description": "MLA layer in torch, projections absorbed, every product stored in the input dtype",
 }
