@@ -31,6 +31,8 @@ from properties.rope_scalings import (
 )
 from properties.rope_strategies import BASES, applications, apply_input, layouts_of, rope_case, rope_input, rotations
 
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}
+
 # --- edge inputs -----------------------------------------------------------------------------------------------------
 
 
@@ -120,12 +122,24 @@ def drift_sweep(bench: Bench) -> Iterator[Input]:
         yield _moved_together(bench, 2**exponent, {"sweep": "drift", "position": 2**exponent})
     for t in (2**12 - 3, 2**16 - 3):
         yield _moved_together(bench, t, {"edge": "both sides", "position": t})
+    if bench.has("scaling"):
+        for scaling in (YARN, {"rope_type": "linear", "factor": 4.0}):
+            yield _moved_together(bench, 1000, {"edge": "scaled", "position": 1000}, scaling=scaling)
 
 
-def _moved_together(bench: Bench, t: int, features: dict[str, Any]) -> Input:
+def _moved_together(bench: Bench, t: int, features: dict[str, Any], *, scaling: dict[str, Any] | None = None) -> Input:
     positions = np.array([0, 1, 5, 40])
     both = np.stack([positions, positions + t])
-    made = rope_input(bench, batch=2, heads=2, dims=64, positions=both, recipe=Recipe(seed=t % 997), features=features)
+    made = rope_input(
+        bench,
+        batch=2,
+        heads=2,
+        dims=64,
+        positions=both,
+        recipe=Recipe(seed=t % 997),
+        scaling=scaling,
+        features=features,
+    )
     x = np.broadcast_to(made.case.arrays["x"][:1], made.case.arrays["x"].shape).copy()
     return Input(made.case.with_arrays(x=x), made.features)
 
@@ -142,8 +156,7 @@ def option_edges(bench: Bench) -> Iterator[Input]:
             for rotary_dim in (4, 8, 16, 24, 30):
                 yield rope_input(bench, layout=layout, rotary_dim=rotary_dim, **common)
     if bench.has("scaling"):
-        yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}
-        for scaling in ({"rope_type": "linear", "factor": 4.0}, yarn, dynamic(64)):
+        for scaling in ({"rope_type": "linear", "factor": 4.0}, YARN, dynamic(64)):
             yield rope_input(bench, scaling=scaling, **common)
 
 

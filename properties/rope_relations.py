@@ -130,6 +130,8 @@ def composition(bench: Bench, given: Input) -> Judgement:
 def relative_positions(bench: Bench, given: Input) -> Judgement:
     """<R_(m+t) q, R_(n+t) k> = <R_m q, R_n k> = <q, R_(n-m) k>, within the bound that both sides' roundings give.
 
+    With a magnitude A, A^2 times that. The frequencies must not depend on the length.
+
     Head 0 holds q, head 1 holds k; batch entry 1 the same at positions moved by t. Scores are formed in float64.
     """
     case = given.case
@@ -138,14 +140,14 @@ def relative_positions(bench: Bench, given: Input) -> Judgement:
     x = case.arrays["x"].astype(np.float64)
     shift = int(positions[1, 0] - positions[0, 0])
     scores = [np.einsum("sd,td->st", *out[b]) for b in (0, 1)]
-    slack = SLACK * (how.dim + 2) * np.einsum("sd,td->st", *np.abs(x).max(axis=0)) * 2
+    slack = SLACK * (how.dim + 2) * np.einsum("sd,td->st", *np.abs(x).max(axis=0)) * 2 * size_of(case) ** 2
     exact = _relative_scores(case, x[0], positions[0])
 
     def rooms(t: int) -> list[Float64Array]:
         return [
             relative_bound(
                 x[0, 0], x[0, 1], positions[0], positions[0], t, form, bench.fmt,
-                base=how.base, rotary_dim=how.rotary_dim, layout=how.layout,
+                base=how.base, rotary_dim=how.rotary_dim, layout=how.layout, scaling=how.scaling,
             ) + slack
             for form in bench.forms
         ]  # fmt: skip
@@ -159,12 +161,12 @@ def relative_positions(bench: Bench, given: Input) -> Judgement:
 
 
 def _relative_scores(case: Case, x: Float64Array, positions: NDArray[np.int64]) -> Float64Array:
-    """[S, S]: <q_s, R_(p_t - p_s) k_t> from the oracle's rotations by the differences of positions."""
-    length = len(positions)
+    """[S, S]: A^2 <q_s, R_(p_t - p_s) k_t> from the oracle's rotations by the differences of positions."""
+    length, size = len(positions), size_of(case)
     rows = []
     for s in range(length):
         turned = Case("rope", {"x": x[None, 1:], "positions": positions - positions[s]}, case.options)
-        rows.append(exact_out(turned)[0, 0] @ x[0, s])
+        rows.append(size * exact_out(turned)[0, 0] @ x[0, s])
     return np.stack(rows)
 
 

@@ -12,6 +12,7 @@ from oracle.case import Case
 from oracle.enclosure import Block, Enclosure
 from oracle.error import Errors
 from oracle.ops import attention_layouts
+from oracle.ops.rope_case import turned_array
 from oracle.vacuity import exactly, mean_of_visible, trivial_outputs, uniform_rows, vacuous
 
 Part = tuple[Block, Mapping[str, Errors], Mapping[str, Bounded]]
@@ -32,7 +33,7 @@ def _accepted(case: Case, parts: Sequence[Part], output: str) -> tuple[str, ...]
     for block, errors, bound in judged:
         rows = ~(block.empty | block.undefined)
         exact = errors.enclosure.rows(rows)
-        own = _others(case, block) if output == "out" else {}
+        own = _others(case, block) if output in ("out", "dx") else {}
         others = {name: e.rows(rows) for name, e in own.items()}
         shaped.append((exact, np.broadcast_to(bound, errors.absolute.shape)[rows], trivial_outputs(exact, others)))
     return vacuous(shaped, judged[0][1].fmt)
@@ -48,6 +49,6 @@ def _others(case: Case, block: Block) -> dict[str, Enclosure]:
         return {"the mean of V": mean_of_visible(block.visible_keys(), v[batch, head // group])}
     if case.op == "softmax" and block.visible is not None:
         return {"the uniform row": uniform_rows(block.visible)}
-    if case.op in ("rope", "rope_apply"):
-        return {"the unrotated input": exactly(case.arrays["x"][block.key][block.rows])}
+    if case.op in ("rope", "rope_backward", "rope_apply"):
+        return {"the unrotated input": exactly(turned_array(case)[block.key][block.rows])}
     return {}

@@ -30,6 +30,14 @@ def turn(x: NDArray[Any], angle: NDArray[Any], size: float) -> NDArray[Any]:
 
 
 def angles(positions: NDArray[Any], width: int, base: float, scaling: Mapping[str, Any] | None) -> NDArray[Any]:
+    """[S, width/2] or [B, S, width/2]: position times frequency, in radians."""
+    if scaling is not None and scaling.get("seq_len") == "sequence":
+        # Each sequence as a call of its own.
+        own = {**scaling, "seq_len": "call"}
+        by_axis = scaling.get("mrope_section") is not None
+        if positions.ndim == 1 + by_axis:
+            return angles(positions, width, base, own)
+        return np.stack([angles(each, width, base, own) for each in np.moveaxis(positions, int(by_axis), 0)])
     length = length_of(positions, scaling)
     return np.asarray(by_pair(positions, scaling) * frequencies(base, width, scaling, length))
 

@@ -15,6 +15,7 @@ from meta_tests.oracle.test_rope_bounds import enclosed, form_for, worst_ratio
 from meta_tests.oracle.test_rope_oracle import inside
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.mp import mp_arithmetic
+from oracle.bounds.rope import relative_bound
 from oracle.bounds.rope_frequency import frequency_error, magnitude_of
 from oracle.case import Case, load_case, save_case
 from oracle.formats import FORMATS
@@ -402,3 +403,29 @@ def test_the_model_keeps_its_contract(dtype: str) -> None:
             assert op.model is not None
             observed = fmt.store(op.model(case, (0, 0), np.arange(8), form)["dx"])
             assert worst_ratio(observed, case, block, form, fmt) <= 1, (parameters, kernel)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_relative_scores_keep_their_bound(dtype: str) -> None:
+    """Scores of vectors that were turned and multiplied by a magnitude, before and after a shift of both positions."""
+    fmt, rng = FORMATS[dtype], np.random.default_rng(15)
+    for parameters in (YARN, {**YARN, "attention_factor": 3.0}, LLAMA3, {"rope_type": "linear", "factor": 2.5}):
+        scaling = read_scaling(parameters, base=10000.0, dim=64, rotary_dim=64)
+        form, maker = form_for(KERNELS[0]), Maker(FORMATS["fp32"], "host", rng)
+        theta, size = frequencies(scaling, 10000.0, 64, 0, maker), magnitude(scaling, maker)
+        q, k = (fmt.store(rng.standard_normal((12, 64))) for _ in range(2))
+        m, n, t = rng.integers(0, 3000, 12), rng.integers(0, 3000, 12), 1234
+        scores = []
+        for shift in (0, t):
+            left, right = (
+                run_kernel(KERNELS[0], a, at + shift, 1e4, 64, fmt, 0, theta=theta, size=size).astype(np.float32)
+                for a, at in ((q, m), (k, n))
+            )
+            scores.append(np.cumsum(left[:, None] * right[None], axis=2, dtype=np.float32)[:, :, -1].astype(np.float64))
+        wide = [a.astype(np.float64) for a in (q, k)]
+        moved = np.abs(scores[1] - scores[0])
+        assert (moved <= relative_bound(*wide, m, n, t, form, fmt, scaling=scaling)).all()
+        # Another frequency at one of the two places is seen.
+        wrong = run_kernel(KERNELS[0], q, m + t, 1e4, 64, fmt, 0, theta=theta * 1.01, size=size).astype(np.float64)
+        moved = np.abs(wrong @ right.astype(np.float64).T - scores[0])
+        assert (moved > relative_bound(*wide, m, n, t, form, fmt, scaling=scaling)).any()
