@@ -88,6 +88,8 @@ def chosen_targets(config: pytest.Config) -> list[Target]:
             return resolve_all(config.getoption("--target"), op=op)
         found = []
         for builtin in BUILTINS:
+            if builtin.by_name:
+                continue
             try:
                 found.append(load_builtin(builtin))
             except Unavailable:

@@ -127,6 +127,8 @@ def left_out(options: argparse.Namespace, found: list[Target]) -> Iterator[tuple
 
 
 def _why_not(builtin: Builtin, device: str) -> str:
+    if builtin.by_name:
+        return builtin.by_name
     try:
         target = load_builtin(builtin)
     except Unavailable as error:

@@ -54,6 +54,7 @@ class Target:
     comes unasked). required: canonical names without a default. origin: ``own``, ``third_party`` or ``user``.
     contract: None (the default preset), a preset name or a dict of fields. stated: the metadata keys that the
     function has. forward: the target of which this is the gradient by automatic differentiation.
+    gradients: whether the gradient of this target is examined too.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Target:
     stated: frozenset[str] = frozenset()
     session: Session = field(default_factory=Session, compare=False)
     forward: Target | None = None
+    gradients: bool = True
 
     def lacks(self, case: Case) -> tuple[str, ...]:
         """Options set in the case that this target has no parameter for."""
@@ -144,6 +146,7 @@ def target_from(
         origin=origin,
         counterpart=meta.get("counterpart"),
         interpreted=bool(meta.get("interpreted", False)),
+        gradients=bool(meta.get("gradients", True)),
         stated=frozenset(meta),
     )
 

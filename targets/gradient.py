@@ -39,7 +39,7 @@ _KINDS = {
 def gradient_of(target: Target) -> Target | None:
     """The target whose calls give the gradients of ``target``'s output; None for an op or framework without."""
     op = BACKWARD.get(target.op)
-    if op is None or target.framework != "torch":
+    if op is None or target.framework != "torch" or not target.gradients:
         return None
     # It is called with canonical names: what the function itself calls them is known inside.
     names = [*INPUTS[op], *(n for n in target.parameters if n in OPTIONS[op])]
@@ -56,11 +56,15 @@ def gradient_of(target: Target) -> Target | None:
 
 
 def with_gradients(found: list[Target], *, op: str | None = None) -> list[Target]:
-    """Each target, followed by its gradient where that is a target too; only those of ``op`` if one is given."""
+    """Each target, followed by its gradient where that is a target too; only those of ``op`` if one is given.
+
+    A gradient that stands in the list itself, under the same name, is not made a second time.
+    """
     made: list[Target] = []
+    named = {target.name for target in found}
     for target in found:
         gradient = gradient_of(target)
-        made += [target] if gradient is None else [target, gradient]
+        made += [target] if gradient is None or gradient.name in named else [target, gradient]
     return [t for t in made if op in (None, t.op)]
 
 

@@ -34,6 +34,7 @@ METADATA = (
     "requires",
     "counterpart",
     "interpreted",
+    "gradients",
 )
 DEVICES = ("cpu", "cuda")
 _KINDS: dict[str, str] = {f.name: str(f.type) for f in fields(Contract)}

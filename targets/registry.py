@@ -32,12 +32,16 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """One row: name, ``module:attr``, origin (``own`` or ``third_party``), and the modules that must be importable."""
+    """One row: name, ``module:attr``, origin (``own`` or ``third_party``), and the modules that must be importable.
+
+    by_name: why a run of all targets leaves it out, where it does.
+    """
 
     name: str
     where: str
     origin: str = "own"
     requires: tuple[str, ...] = ("torch",)
+    by_name: str = ""
 
 
 BUILTINS: tuple[Builtin, ...] = (
@@ -49,7 +53,12 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("eager_attention", "targets.eager:attention"),
     Builtin("eager_attention_fp32", "targets.eager:attention_fp32"),
     Builtin("flex_attention", "targets.flex:unfused", "third_party"),
-    Builtin("flex_attention_compiled", "targets.flex:compiled", "third_party"),
+    Builtin(
+        "flex_attention_compiled",
+        "targets.flex:compiled",
+        "third_party",
+        by_name="it is compiled for each combination of options and sizes, some 4 s each: verify it by its name",
+    ),
     Builtin("triton_flash", "targets.triton_flash:attention", requires=("torch", "triton")),
     Builtin("triton_flash_varlen", "targets.triton_flash_layouts:attention_varlen", requires=("torch", "triton")),
     Builtin("triton_flash_paged", "targets.triton_flash_layouts:attention_paged", requires=("torch", "triton")),
