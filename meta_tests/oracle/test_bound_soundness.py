@@ -290,6 +290,11 @@ def test_where_overflow_is_legal() -> None:
     heavy = one_row("fp16", [[0.0]], [[0.0]] * 4, [[20000.0]] * 4)
     assert overflows(heavy, narrow, "fp16")[0].all()
     assert not overflows(heavy, plain, "fp16")[0].any()
+    # A part of split keys knows its own maximum only: seven equal weights of 1, beside a key that makes them small.
+    half = float(FORMATS["fp32"].max_finite) / 8
+    apart = one_row("fp32", [[1.0]], [[30.0], *[[0.0]] * 7], [[1.0], *[[half]] * 7])
+    assert overflows(apart, replace(plain, weights="fp32", splits=8), "fp32")[0].all()
+    assert not overflows(apart, replace(plain, weights="fp32"), "fp32")[0].any()
     # Large scales overflow although sum |q||k| does not.
     steep = one_row("fp32", [[1e15]], [[1e15], [0.0]], [[1.0], [2.0]], scale=1e10)
     assert overflows(steep, replace(plain, weights="fp32"), "fp32")[0].all()

@@ -355,6 +355,8 @@ def _rows_may_overflow(
     # In base two the maximum itself leaves the range when all of a row is masked with the lowest finite number; below a
     # sensible maximum such keys do no harm.
     broken = (largest >= limit) | (land.max_size >= limit)
+    if head.has_sink:
+        broken |= forward.joined(land).top_size >= limit
     # The output before its division: l times larger, and more under a maximum that lags.
     factor = np.exp(contract.lag) / land.total_inverse
     sums_limit, grown = limit, 1.0
@@ -362,10 +364,13 @@ def _rows_may_overflow(
         sums_limit = min(limit, _limit(contract.accumulator))
         grown = 1 + accumulation_error(contract, c, land.keys)
     weights, before = np.where(land.visible, land.p, 0.0), grown * (1.0 if contract.normalised_p else factor)
-    if head.has_sink:
+    if contract.splits > 1:
+        # The maximum is that of a part, whichever keys it holds: no weight need be less than 1.
+        total = np.maximum(land.visible.sum(axis=1, keepdims=True), 1)
+        weights, before = land.visible / total, grown * np.exp(contract.lag) * total
+    elif head.has_sink:
         # A sink that joins at the end leaves maximum and sums as they are without it.
         there = forward.joined(land)
-        broken |= there.top_size >= limit
         fall = np.minimum(land.scores + land.scores_rad + land.slack - there.top, 1.0)
         weights = np.where(land.visible & (np.arange(land.keys) < land.keys - 1), np.exp(fall), 0.0)
         total = weights.sum(axis=1, keepdims=True)

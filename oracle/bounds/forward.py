@@ -132,7 +132,7 @@ def dot_scores_error(
 def stored_scores_error(
     eps: Float64Array, size: Float64Array, alpha: float, contract: Contract, c: Constants
 ) -> Float64Array:
-    """eps after scores of at most ``size`` were stored ``score_stores`` times in a low format, losing omega each time."""
+    """eps after scores of at most ``size`` were stored ``score_stores`` times, losing omega_S each time."""
     if not contract.score_stores:
         return eps
     stores = contract.score_stores
