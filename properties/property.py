@@ -65,6 +65,7 @@ _TABLES = {
     "attention_paged": ("properties.attention_layouts", "PAGED_PROPERTIES"),
     "mla": ("properties.mla", "PROPERTIES"),
     "gqa_block": ("properties.gqa_block", "PROPERTIES"),
+    "mla_block": ("properties.mla_block", "PROPERTIES"),
     "rope": ("properties.rope", "PROPERTIES"),
     "rope_backward": ("properties.rope", "BACKWARD_PROPERTIES"),
     "rope_apply": ("properties.rope", "APPLY_PROPERTIES"),

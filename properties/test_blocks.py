@@ -8,7 +8,7 @@ from properties.bench import Bench
 from properties.plugin import Examination, check
 from properties.record import Journal
 
-OPS = ("gqa_block",)
+OPS = ("gqa_block", "mla_block")
 
 
 def test_property(request: pytest.FixtureRequest, examination: Examination, bench: Bench, journal: Journal) -> None:

@@ -35,6 +35,7 @@ CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rope_apply": {"layout": ("half", "interleaved")},
     "softmax_backward": {},
     "gqa_block": {},
+    "mla_block": {},
     "softmax": {"empty_row": ("zero", "nan", "mean")},
     "log_softmax": {"empty_row": ("zero", "nan", "mean")},
     "logsumexp": {"lse_base": ("e", "2"), "empty_row_lse": ("-inf", "+inf", "finite")},

@@ -77,6 +77,14 @@ def tiny_case(
             }
         case "rope_backward":
             shapes = {"dy": (1, heads, queries, width)}
+        case "mla_block":
+            sizes = {"w_dkv": (2 * width, width), "w_uk": (2, width, 2 * width), "w_uv": (2, width, 2 * width)}
+            sizes |= {"w_kr": (width, width), "w_dq": (width, width), "w_uq": (2, width, width)}
+            sizes |= {"w_qr": (2, width, width), "w_o": (width, 2 * width), "x": (1, queries, width)}
+            drawn = {n: rng.standard_normal(s) / (1 if n == "x" else np.sqrt(s[-1])) for n, s in sizes.items()}
+            stored = {n: fmt.store(a) for n, a in drawn.items()}
+            places = 3 + 8 * np.arange(queries, dtype=np.int64)
+            return Case(op, {**stored, "positions": places}, {"num_heads": 2, **options})
         case "gqa_block":
             dims = {"x": (1, queries, width), "w_q": (2 * width, width), "w_k": (width, width), "w_v": (width, width)}
             dims["w_o"] = (width, 2 * width)

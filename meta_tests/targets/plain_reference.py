@@ -242,6 +242,47 @@ def gqa_block(
     return [Exact(y, np.abs(y) + size, (x.shape[-1] + len(w_q) + x.shape[1] + 20) * size)]
 
 
+def mla_block(
+    x: Any, positions: Any, w_dkv: Any, w_uk: Any, w_uv: Any, w_kr: Any, w_dq: Any, w_uq: Any, w_qr: Any, w_o: Any,
+    *, base: float = 10000.0, layout: str = "half", scale: float | None = None, norm_kv: Any = None,
+    norm_q: Any = None, eps: float = 1e-6,
+) -> list[Exact]:  # fmt: skip
+    x, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o = (
+        wide(a) for a in (x, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o)
+    )
+    d_h, d_r = w_uk.shape[1], len(w_kr)
+    theta = base ** (-np.arange(0, d_r, 2) / d_r)
+    angle = np.broadcast_to(positions.numpy()[..., None] * theta, (*x.shape[:2], d_r // 2))
+    alpha = (d_h + d_r) ** -0.5 if scale is None else scale
+
+    def norm(c: Array, gain: Any) -> Array:
+        return c if gain is None else c / np.sqrt((c * c).mean(-1, keepdims=True) + eps) * wide(gain)
+
+    def turned(a: Array) -> Array:
+        return _turn(a, np.cos(angle), np.sin(angle), np.zeros(angle.shape), layout).value
+
+    c_kv, c_q = norm(x @ w_dkv.T, norm_kv), norm(x @ w_dq.T, norm_q)
+    k_pe = turned(x @ w_kr.T)
+    hidden = np.triu(np.ones((x.shape[1], x.shape[1]), dtype=bool), 1)
+    outs, spreads = [], []
+    for uk, uv, uq, qr in zip(w_uk, w_uv, w_uq, w_qr, strict=True):
+        nope, rope_part = c_q @ uq.T, turned(c_q @ qr.T)
+        s = np.einsum("bid,bjd->bij", nope, c_kv @ uk.T) + np.einsum("bid,bjd->bij", rope_part, k_pe)
+        s = np.where(hidden, -np.inf, alpha * s)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        outs.append(p @ (c_kv @ uv.T))
+        # Scores err by roundings of every stored factor, values by their own.
+        most = [np.abs(a).max() for a in (c_q, c_kv, k_pe)]
+        size = alpha * (d_h * np.abs(uk).sum(1).max() * most[1] + d_r * most[2]) * most[0]
+        size *= max(np.abs(uq).sum(1).max(), np.abs(qr).sum(1).max())
+        spreads.append((10 + 16 * size) * (p @ (np.abs(c_kv) @ np.abs(uv).T)))
+    y = np.concatenate(outs, -1) @ w_o.T
+    size = np.concatenate(spreads, -1) @ np.abs(w_o).T
+    turns = 20 * np.abs(angle).max()
+    return [Exact(y, np.abs(y) + size, (x.shape[-1] + c_kv.shape[-1] + x.shape[1] + 40 + turns) * size)]
+
+
 def _logsumexp(x: Array) -> Array:
     rows = x.reshape(-1, x.shape[-1])
     logs = [m + math.log(math.fsum(np.exp(r - m))) if (m := r.max()) > -math.inf else -math.inf for r in rows]

@@ -30,6 +30,7 @@ COARSE = (
     "rope_input_table",
     "softmax_backward_call_by_call",
     "gqa_block_eager",
+    "mla_block_kept_in_e4m3",
 )  # a stage has the input dtype's resolution
 CAUSAL = [(1, 1), (5, 5), (33, 33), (7, 64), (40, 33)]
 KEYS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129]
@@ -232,7 +233,21 @@ def gqa_block_cases(generator: torch.Generator, dtype: str) -> list[dict[str, An
     return cases
 
 
+def mla_block_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = []
+    for rows, heads, layout in ((1, 1, "half"), (5, 2, "interleaved"), (20, 2, "half")):
+        shapes = {"w_dkv": (6, 5), "w_uk": (heads, 4, 6), "w_uv": (heads, 3, 6), "w_kr": (4, 5), "w_dq": (7, 5),
+                  "w_uq": (heads, 4, 7), "w_qr": (heads, 4, 7), "w_o": (5, heads * 3)}  # fmt: skip
+        tensors: dict[str, Any] = {n: 0.4 * random(generator, dtype, *shape) for n, shape in shapes.items()}
+        places = torch.arange(rows) + 3
+        case = {"x": random(generator, dtype, 2, rows, 5), "positions": places, **tensors, "layout": layout}
+        gains = {"norm_kv": 1 + 0.2 * random(generator, dtype, 6), "norm_q": 1 + 0.2 * random(generator, dtype, 7)}
+        cases += [case, case | gains | {"positions": torch.stack([places, places + 9]), "eps": 1e-3}]
+    return cases
+
+
 CASES = {
+    "mla_block": mla_block_cases,
     "gqa_block": gqa_block_cases,
     "attention_varlen": varlen_cases,
     "attention_paged": paged_cases,

@@ -201,8 +201,23 @@ class Weighed:
     reach: Float64Array
 
 
-def weighed(q: Computed, k: Computed, alpha: float, block: Block, contract: Contract, c: Constants) -> Weighed:
-    land, dims = forward.landscape(block), q.mid.shape[1]
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadBlock:
+    """One head's exact numbers, as the bounds of all forms read them: its O and its landscape."""
+
+    out: Enclosure
+    land: forward.Landscape
+
+
+def head_of(block: Block) -> HeadBlock:
+    """From the block of one head, which has parts scores, shift, total, lse and out."""
+    return HeadBlock(block.part("out"), forward.landscape(block))
+
+
+def weighed(
+    q: Computed, k: Computed, alpha: float, land: forward.Landscape, contract: Contract, c: Constants
+) -> Weighed:
+    dims = q.mid.shape[1]
     moved = q.reach @ k.wrong.T + q.wrong @ k.size.T
     reach = q.reach @ k.reach.T
     dot = dot_error(contract, c, dims)
@@ -225,10 +240,10 @@ def spread_of(v: Computed, out: Enclosure, w: Weighed) -> forward.Spread:
 
 
 def attended(
-    q: Computed, k: Computed, v: Computed, alpha: float, block: Block, contract: Contract, c: Constants, heads: Store
+    q: Computed, k: Computed, v: Computed, alpha: float, head: HeadBlock, contract: Contract, c: Constants, heads: Store
 ) -> Attended:
-    """One head: ``block`` has its exact scores, shift, total, lse and out; O is stored by ``heads``."""
-    w, out = weighed(q, k, alpha, block, contract, c), block.part("out")
+    """One head, whose O is stored by ``heads``."""
+    w, out = weighed(q, k, alpha, head.land, contract, c), head.out
     land, tilted, found = w.land, w.tilted, spread_of(v, out, w)
     k_p = forward.cast_error(land, contract, c)
     inner = forward.weights_part(tilted, found.weighted[0], found.farthest)

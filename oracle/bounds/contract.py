@@ -357,7 +357,14 @@ _GQA_BLOCK = {
 }
 _MLA_BLOCK = {
     name: tuple(
-        replace(f, **({**_BETWEEN, "table": "input"} if name in ("flash", "sdpa_math", "eager") else {}))  # type: ignore[arg-type]
+        replace(
+            f,
+            **(
+                {**_BETWEEN, "table": "input", "up": "input", "latent": "input"}
+                if name in ("flash", "sdpa_math", "eager")
+                else {}
+            ),
+        )  # type: ignore[arg-type]
         for f in forms
     )
     for name, forms in _MLA.items()

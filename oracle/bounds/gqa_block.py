@@ -33,6 +33,7 @@ def bounds(
     made: dict[Contract, _Operands] = {}
     results = []
     with np.errstate(all="ignore"):
+        heads = [computed.head_of(head_block(block, h)) for h in range(sizes(case).heads)]
         for form in forms:
             # Forms that differ in the attention alone have the same operands.
             common = Contract(
@@ -41,7 +42,7 @@ def bounds(
             )  # fmt: skip
             if common not in made:
                 made[common] = _operands(case, s, common, input_format)
-            results.append({"out": _bound(case, block, s, made[common], form, input_format, observed)})
+            results.append({"out": _bound(case, block, s, heads, made[common], form, input_format, observed)})
     return results
 
 
@@ -76,17 +77,23 @@ def _operands(case: Case, s: OneSequence, form: Contract, input_format: Format) 
 
 
 def _bound(
-    case: Case, block: Block, s: OneSequence, given: _Operands, form: Contract, input_format: Format, observed: Format
+    case: Case,
+    block: Block,
+    s: OneSequence,
+    heads: list[computed.HeadBlock],
+    given: _Operands,
+    form: Contract,
+    input_format: Format,
+    observed: Format,
 ) -> Bounded:
     n, c = sizes(case), constants(form, input_format)
     between = computed.store_of(form.between, input_format, form, c)
     alpha = 1.0 / float(np.sqrt(n.dim)) * (1 + 2.0**-50)
     outs, wrongs, broken = [], [], given.broken
-    for h in range(n.heads):
+    for h, head in enumerate(heads):
         g = h // (n.heads // n.kv_heads)
-        part = head_block(block, h)
-        made = computed.attended(given.q[h], given.k[g], given.v[g], alpha, part, form, c, between)
-        outs.append(part.part("out").upper_abs())
+        made = computed.attended(given.q[h], given.k[g], given.v[g], alpha, head, form, c, between)
+        outs.append(head.out.upper_abs())
         wrongs.append(made.wrong)
         broken = broken | made.broken
     return output(np.hstack(outs), np.hstack(wrongs), s.weights["w_o"], block, form, input_format, observed, broken)

@@ -53,6 +53,7 @@ def bounds(
     made: dict[Contract, _Operands] = {}
     results = []
     with np.errstate(all="ignore"):
+        heads = [computed.head_of(head_block(block, h)) for h in range(len(s.weights["w_uk"]))]
         for form in forms:
             # Forms that differ in the attention alone have the same operands.
             common = Contract(
@@ -61,7 +62,7 @@ def bounds(
             )  # fmt: skip
             if common not in made:
                 made[common] = _operands(case, s, common, input_format)
-            results.append({"out": _bound(case, block, s, made[common], form, input_format, observed)})
+            results.append({"out": _bound(case, block, s, heads, made[common], form, input_format, observed)})
     return results
 
 
@@ -133,28 +134,35 @@ def _table(case: Case, s: OneSequence, form: Contract, input_format: Format, c: 
 
 
 def _bound(
-    case: Case, block: Block, s: OneSequence, given: _Operands, form: Contract, input_format: Format, observed: Format
+    case: Case,
+    block: Block,
+    s: OneSequence,
+    heads: list[computed.HeadBlock],
+    given: _Operands,
+    form: Contract,
+    input_format: Format,
+    observed: Format,
 ) -> Bounded:
     c = constants(form, input_format)
     between, up = (computed.store_of(name, input_format, form, c) for name in (form.between, form.up))
     alpha = abs(scale_float(case)) * (1 + 2.0**-50)
     outs, wrongs, broken = [], [], given.broken
-    for h in range(len(given.q_nope)):
-        part, w_uk, w_uv = head_block(block, h), s.weights["w_uk"][h], s.weights["w_uv"][h]
+    for h, head in enumerate(heads):
+        w_uk, w_uv = s.weights["w_uk"][h], s.weights["w_uv"][h]
         v = computed.projected(given.c_kv, w_uv, form, c, up)
         if form.form == "materialised":
             k_nope = computed.projected(given.c_kv, w_uk, form, c, up)
             lost = computed.too_large(k_nope, up, c) | computed.too_large(v, up, c)
             broken = broken | (s.visible & lost).any(axis=1, keepdims=True)
             q, k = given.q_nope[h].beside(given.q_pe[h]), k_nope.beside(given.k_pe)
-            made = computed.attended(q, k, v, alpha, part, form, c, between)
+            made = computed.attended(q, k, v, alpha, head, form, c, between)
         else:
             q_lat = computed.projected(given.q_nope[h], np.ascontiguousarray(w_uk.T), form, c, up)
             broken = broken | computed.too_large(q_lat, up, c)[:, None]
             q, k = q_lat.beside(given.q_pe[h]), given.c_kv.beside(given.k_pe)
             latent = computed.store_of(form.latent, input_format, form, c)
-            made = _absorbed(q, k, given.c_kv, v, w_uv, alpha, part, form, c, latent, between)
-        outs.append(part.part("out").upper_abs())
+            made = _absorbed(q, k, given.c_kv, v, w_uv, alpha, head, form, c, latent, between)
+        outs.append(head.out.upper_abs())
         wrongs.append(made.wrong)
         broken = broken | made.broken
     return output(np.hstack(outs), np.hstack(wrongs), s.weights["w_o"], block, form, input_format, observed, broken)
@@ -167,14 +175,14 @@ def _absorbed(
     v: Computed,
     w_uv: Float64Array,
     alpha: float,
-    block: Block,
+    head: computed.HeadBlock,
     contract: Contract,
     c: Constants,
     latent: computed.Store,
     heads: computed.Store,
 ) -> Attended:
     """One head in the absorbed form; v carries the exact W_UV c (its own error is not read)."""
-    w, out, (d_v, d_c) = computed.weighed(q, k, alpha, block, contract, c), block.part("out"), w_uv.shape
+    w, out, (d_v, d_c) = computed.weighed(q, k, alpha, head.land, contract, c), head.out, w_uv.shape
     land, tilted, n = w.land, w.tilted, w.land.keys
     h = row_sum_error(contract, c, n)
     if h >= 1:

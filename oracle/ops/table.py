@@ -53,6 +53,7 @@ def ops() -> dict[str, Op]:
         attention_case,
         attention_layouts,
         gqa_block_case,
+        mla_block_case,
         mla_case,
         rope_case,
         softmax_backward_case,
@@ -68,6 +69,7 @@ def ops() -> dict[str, Op]:
         *attention_layouts.OPS,
         *mla_case.OPS,
         *gqa_block_case.OPS,
+        *mla_block_case.OPS,
     )
     return {op.name: op for op in rows}
 

@@ -130,6 +130,21 @@ def gqa_block(x: Sequence[Row], *, heads: int = 1, kv_heads: int = 1, dim: int =
     return build
 
 
+def mla_block(x: Sequence[Row], *, start: int = 0, dim: int = 1, rotary: int = 2, **more: Any) -> Builder:
+    """One sequence, one head: d_h = d_v = d_c = d_c' = E, all weights diagonals of ones; positions from ``start``."""
+
+    def build(dtype: torch.dtype) -> Arguments:
+        rows, width = len(x), len(x[0])
+        one, turned = torch.eye(width), torch.eye(rotary, width)
+        names = {"w_dkv": one, "w_uk": one[None, :dim], "w_uv": one[None], "w_kr": turned, "w_dq": one}
+        names |= {"w_uq": one[None, :dim], "w_qr": turned[None], "w_o": one}
+        tensors = {n: t.to(dtype) for n, t in {"x": torch.tensor([x]), **names}.items()}
+        options = {n: v.to(dtype) if isinstance(v, Tensor) else v for n, v in more.items()}
+        return {**tensors, "positions": torch.arange(start, start + rows), **options}
+
+    return build
+
+
 def rope(x: Row, position: int, **more: Any) -> Builder:
     """One token."""
     return lambda dtype: {
@@ -386,6 +401,13 @@ SMALLEST: Mapping[str, Builder] = {
     "gqa_block_rotation_of_pairs": gqa_block([[1.0, 0.0, 0.0, 2.0], [0.0, 2.0, 1.0, 0.0]], dim=4),
     "gqa_block_output_heads_interleaved": gqa_block([[1.0]], heads=2, kv_heads=2, w_v=1.0),
     "gqa_block_scores_in_fp8": gqa_block([[1.0, 0.0], [0.0, 17.0 / 16]]),
+    "mla_block_latents_in_e4m3_unscaled": mla_block([[500.0]], scale=0.0),
+    "mla_block_key_not_rotated": mla_block([[0.0, 1.0], [1.0, 0.0]]),
+    "mla_block_positions_ignored": mla_block([[0.0, 2.0], [2.0, 0.0]], start=3),
+    "mla_block_eps_outside_the_root": mla_block(
+        [[0.5]], norm_kv=torch.ones(1), norm_q=torch.ones(1), eps=1.0, scale=0.0
+    ),
+    "mla_block_scale_from_content_dim": mla_block([[0.0, 1.0], [1.0, 0.0]]),
     "mla_rope_part_omitted": mla(1, 1),
     "mla_scale_from_content_dim": mla(1, 1),
     "mla_divides_by_scale": mla(1, 1),

@@ -1,0 +1,277 @@
+"""The properties of a block of multi-head latent attention: what is checked, on which inputs; rows in `PROPERTIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from oracle.case import Case
+from oracle.enclosure import enclose
+from properties.bench import Bench, Input
+from properties.blocks import causal, permuted_channels, pure, weight, within_both
+from properties.judging import guarded, structure_only, within_bound
+from properties.metamorphic import full_bounds, observe
+from properties.pipeline import certify
+from properties.property import Check, Property
+from properties.recipes import GENERAL, Recipe, array
+from properties.strategies import SEEDS, Draw
+from properties.verdict import Judgement, Verdict
+
+READING = ("w_dkv", "w_kr", "w_dq")
+WIDTHS = (8, 8, 16, 8, 12)
+"""d_h, d_v, d_c, d_r, d_c' of an ordinary case."""
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def block_input(
+    bench: Bench,
+    *,
+    batch: int = 1,
+    length: int = 4,
+    width: int = 24,
+    heads: int = 2,
+    widths: tuple[int, int, int, int, int] = WIDTHS,
+    recipe: Recipe = Recipe(),
+    peak: float = 1.0,
+    start: int = 0,
+    each: bool = False,
+    norms: bool = False,
+    options: dict[str, Any] | None = None,
+    features: dict[str, Any] | None = None,
+) -> Input:
+    """One case from plain numbers; ``norms`` and options are left out where the target lacks them.
+
+    ``peak`` multiplies the scores, ``start`` is the first position, ``each`` gives each sequence positions of its own.
+    """
+    fmt, (d_h, d_v, d_c, d_r, d_cq) = bench.fmt, widths
+    shapes = {
+        "w_dkv": (d_c, width),
+        "w_uk": (heads, d_h, d_c),
+        "w_uv": (heads, d_v, d_c),
+        "w_kr": (d_r, width),
+        "w_dq": (d_cq, width),
+        "w_uq": (heads, d_h, d_cq),
+        "w_qr": (heads, d_r, d_cq),
+        "w_o": (width, heads * d_v),
+    }
+    positions = start + np.arange(length, dtype=np.int64)
+    if each:
+        positions = np.stack([positions + 7 * b for b in range(batch)])
+    arrays = {"x": array(recipe, (batch, length, width), fmt, stream=0), "positions": positions}
+    for stream, (name, shape) in enumerate(shapes.items(), start=1):
+        gain = peak if name in ("w_uq", "w_qr") else 1.0
+        arrays[name] = weight(recipe, shape, fmt, stream, gain=gain)
+    chosen = {n: v for n, v in (options or {}).items() if bench.has(n)}
+    if bench.has("num_heads"):
+        chosen["num_heads"] = heads
+    if norms and bench.has("norm_kv") and bench.has("norm_q"):
+        rng = np.random.default_rng([recipe.seed, 8])
+        chosen["norm_kv"] = fmt.store(1 + 0.3 * rng.standard_normal(d_c))
+        chosen["norm_q"] = fmt.store(1 + 0.3 * rng.standard_normal(d_cq))
+    facts = {
+        "recipe": recipe.family,
+        "gain": recipe.gain,
+        "seed": recipe.seed,
+        "sk": length,
+        "heads": heads,
+        "widths": list(widths),
+        "width": width,
+        "peak": peak,
+        "start": start,
+        "norms": "norm_kv" in chosen,
+    }
+    return Input(Case(bench.op, arrays, chosen), facts | (features or {}))
+
+
+@st.composite
+def blocks(
+    draw: Draw,
+    bench: Bench,
+    *,
+    families: Sequence[str] = GENERAL,
+    gains: Sequence[float] = (1.0, 3.0),
+    peaks: Sequence[float] = (1.0, 4.0),
+    least: int = 1,
+    options: bool = False,
+) -> Input:
+    length = draw(st.one_of(st.integers(least, 12), st.sampled_from((15, 16, 17, 33))))
+    widths = draw(st.sampled_from((WIDTHS, (1, 2, 3, 2, 2), (16, 8, 32, 4, 5), (5, 7, 9, 16, 24))))
+    chosen: dict[str, Any] = {}
+    if options:
+        chosen = {
+            "base": draw(st.sampled_from((500.0, 1e5))),
+            "scale": draw(st.sampled_from((1.0, 0.05))),
+            "layout": draw(st.sampled_from(("half", "interleaved"))),
+        }
+    return block_input(
+        bench,
+        batch=draw(st.integers(1, 2)),
+        length=length,
+        width=draw(st.sampled_from((16, 5, 32))),
+        heads=draw(st.integers(1, 3)),
+        widths=widths,
+        recipe=Recipe(draw(st.sampled_from(tuple(families))), draw(SEEDS), draw(st.sampled_from(tuple(gains)))),
+        peak=draw(st.sampled_from(tuple(peaks))),
+        start=draw(st.sampled_from((0, 1, 100))),
+        each=draw(st.booleans()),
+        norms=draw(st.booleans()),
+        options=chosen,
+    )
+
+
+def accuracy_edges(bench: Bench) -> Iterator[Input]:
+    """Longer sequences and wider latents, with and without norms."""
+    longest = 64 if bench.profile.name == "quick" else 256
+    length = 16
+    while length <= longest:
+        for norms in (False, True):
+            yield block_input(
+                bench, length=length, recipe=Recipe(seed=length), norms=norms, features={"sweep": "context"}
+            )
+        length *= 4
+    wide = (32, 32, 128, 16, 96)
+    yield block_input(bench, length=9, width=128, widths=wide, norms=True, features={"edge": "wide"})
+
+
+def range_edges(bench: Bench) -> Iterator[Input]:
+    """Scores from flat to one-hot; x from subnormal to what the projections hold, with the norms and without."""
+    for peak in (0.0, 10.0, 100.0, 1e3):
+        yield block_input(
+            bench, length=17, recipe=Recipe(seed=int(peak)), peak=peak, features={"sweep": "logits", "logit_size": peak}
+        )
+    fmt = bench.fmt
+    for gain in (fmt.smallest_normal, 1e-3, 100.0, min(fmt.max_finite / 64, 1e15)):
+        for norms in (False, True):
+            yield block_input(
+                bench, length=5, recipe=Recipe("normal", 2, gain), norms=norms, features={"edge": "magnitude"}
+            )
+
+
+def shape_edges(bench: Bench) -> Iterator[Input]:
+    for n in [1, 2, 3] + [t + d for t in (16, 32) for d in (-1, 0, 1)]:
+        yield block_input(bench, length=n, recipe=Recipe(seed=n), features={"edge": "length"})
+    for heads in (1, 3, 5):
+        yield block_input(bench, length=7, heads=heads, recipe=Recipe(seed=heads), features={"edge": "heads"})
+    for widths in ((1, 1, 1, 2, 1), (3, 5, 7, 6, 11), (16, 4, 33, 2, 5), (4, 16, 8, 32, 64)):
+        yield block_input(
+            bench, length=9, width=13, widths=widths, recipe=Recipe(seed=sum(widths)), features={"edge": "widths"}
+        )
+    for batch in (2, 3):
+        yield block_input(bench, batch=batch, length=5, recipe=Recipe(seed=batch), features={"edge": "batch"})
+
+
+def option_edges(bench: Bench) -> Iterator[Input]:
+    """Each option far from its default, and positions that continue and differ between sequences."""
+    common: dict[str, Any] = {"length": 9, "recipe": Recipe(seed=17)}
+    for name, value in (("base", 100.0), ("scale", 1.0), ("layout", "interleaved")):
+        if bench.has(name):
+            yield block_input(bench, options={name: value}, **common)
+    yield block_input(bench, norms=True, **common)
+    if bench.has("eps"):
+        small = Recipe("normal", 17, 0.03)
+        yield block_input(bench, norms=True, options={"eps": 1e-2}, length=9, recipe=small)
+    yield block_input(bench, start=1000, **common)
+    yield block_input(bench, start=5, each=True, batch=2, **common)
+
+
+def dtype_edges(bench: Bench) -> Iterator[Input]:
+    yield block_input(bench, batch=2, length=3)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def options_matter(bench: Bench, given: Input) -> Judgement:
+    """P17: the option's effect exceeds the bounds (else the input tests nothing), the result is within its own."""
+    case = given.case
+    judged = certify(bench, case)
+    if judged.verdict is not Verdict.PASS:
+        return judged
+    outputs = observe(bench, case)
+    bound = np.max([b["out"] for b in full_bounds(bench, case, outputs)], axis=0)
+    exact = _exact(case)
+    for name in case.options:
+        if name == "num_heads":
+            continue
+        bare = case.without_options(name)
+        if not (np.abs(exact - _exact(bare)) > 2 * bound).any():
+            return replace(judged, verdict=Verdict.VACUOUS, detail=f"option {name} has no visible effect on this input")
+    return judged
+
+
+def _exact(case: Case) -> Any:
+    return np.stack([block.part("out").hi for block in enclose(case)])
+
+
+def prefix(bench: Bench, given: Input) -> Judgement:
+    """P10: the first rows alone, and the last row after any others, give what they give inside the whole sequence.
+
+    A row is a function of its own x and of the latents before it, which are what a decoder keeps.
+    """
+    case = given.case
+    count = max(1, case.arrays["x"].shape[1] // 2)
+    shorter = case.with_arrays(
+        x=np.ascontiguousarray(case.arrays["x"][:, :count]),
+        positions=np.ascontiguousarray(case.arrays["positions"][..., :count]),
+    )
+    return within_both(bench, case, shorter, rows=slice(0, count), what=f"the first {count} rows alone")
+
+
+def moved_along(bench: Bench, given: Input) -> Judgement:
+    """P16: all positions moved by the same amount give the same result: scores depend on differences alone."""
+    case = given.case
+    moved = case.with_arrays(positions=case.arrays["positions"] + 64)
+    return within_both(bench, case, moved, what="all positions 64 further")
+
+
+def pure_in_batch(bench: Bench, given: Input) -> Judgement:
+    """P15: see `pure`; positions are those of one sequence, so that the larger batch can share them."""
+    case = given.case
+    positions = case.arrays["positions"]
+    return pure(
+        bench, replace(given, case=case.with_arrays(positions=positions if positions.ndim == 1 else positions[0]))
+    )
+
+
+def channels(bench: Bench, given: Input) -> Judgement:
+    """P25: see `permuted_channels`."""
+    return permuted_channels(bench, given, reading=READING)
+
+
+def _general(bench: Bench) -> st.SearchStrategy[Input]:
+    return blocks(bench)
+
+
+def _ranges(bench: Bench) -> st.SearchStrategy[Input]:
+    return blocks(bench, gains=(1.0, 1e-3, 30.0), peaks=(1.0, 10.0, 100.0))
+
+
+def _long(bench: Bench) -> st.SearchStrategy[Input]:
+    return blocks(bench, least=2)
+
+
+def _optional(bench: Bench) -> st.SearchStrategy[Input]:
+    return blocks(bench, options=True, least=3)
+
+
+def _row(id: str, title: str, check: Check, **more: object) -> Property:
+    return Property(id, title, "mla_block", guarded(check), **more)  # type: ignore[arg-type]
+
+
+PROPERTIES: tuple[Property, ...] = (
+    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
+    _row("P4", "a row changes none before it", causal, search=_long),
+    _row("P9", "scores from flat to one-hot, x of every size", within_bound, search=_ranges, edges=range_edges),
+    _row("P10", "the first rows alone are those of the whole", prefix, search=_long),
+    _row("P15", "no side effects, calls independent of each other", pure_in_batch, search=_general),
+    _row("P16", "all positions moved alike change nothing", moved_along, search=_long),
+    _row("P17", "every option matters and matches the oracle", options_matter, search=_optional, edges=option_edges),
+    _row("P18", "lengths around tile borders, heads and widths of every kind", within_bound, edges=shape_edges),
+    _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
+    _row("P25", "channels in another order", channels, search=_general),
+)

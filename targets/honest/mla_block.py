@@ -1,0 +1,108 @@
+"""Honest blocks of multi-head latent attention: prefill in both forms, and row by row from the kept latents.
+
+x `[B, S, E]`, positions `[S]` or `[B, S]`, w_dkv `[d_c, E]`, w_uk `[H, d_h, d_c]`, w_uv `[H, d_v, d_c]`, w_kr
+`[d_r, E]`, w_dq `[d_c', E]`, w_uq `[H, d_h, d_c']`, w_qr `[H, d_r, d_c']`, w_o `[E', H d_v]` -> `[B, S, E']`, causal.
+Projections, norms, rotated rows and the heads' outputs are stored in the input dtype; the core keeps float32 but for P.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from targets.honest import mla
+from targets.honest.describe import ALL, describe
+from targets.honest.gqa_block import linear
+from targets.honest.softmax import widen
+
+Core = Callable[..., Any]
+
+
+def normalise(c: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    if gain is None:
+        return c
+    wide = widen(c)
+    bare = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    return (bare * widen(gain)).to(c.dtype)
+
+
+def rotate(x: Tensor, positions: Tensor, base: float, layout: str) -> Tensor:
+    """x `[.., S, d_r]`, angles in the dtype that x is widened to, rounded once."""
+    wide = widen(x)
+    half = x.shape[-1] // 2
+    theta = 1.0 / torch.tensor(base, dtype=wide.dtype) ** (torch.arange(half, dtype=wide.dtype) / half)
+    angle = positions.to(wide.dtype)[..., None] * theta
+    angle = angle.unsqueeze(-3) if x.ndim > angle.ndim and positions.ndim == 2 else angle
+    cos, sin = angle.cos(), angle.sin()
+    if layout == "half":
+        first, second = wide[..., :half], wide[..., half:]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    first, second = wide[..., ::2], wide[..., 1::2]
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2).to(x.dtype)
+
+
+def as_stored(c: Tensor) -> Tensor:
+    return c
+
+
+def row_by_row(core: Core) -> Core:
+    """Every row alone, from the latents up to its own."""
+
+    def decode(
+        q_nope: Tensor, q_pe: Tensor, c_kv: Tensor, k_pe: Tensor, w_uk: Tensor, w_uv: Tensor,
+        *, scale: float | None, is_causal: bool,
+    ) -> Tensor:  # fmt: skip
+        rows = []
+        for i in range(c_kv.shape[1]):
+            query = (q_nope[:, :, i : i + 1], q_pe[:, :, i : i + 1])
+            rows.append(core(*query, c_kv[:, : i + 1], k_pe[:, : i + 1], w_uk, w_uv, scale=scale))
+        return torch.cat(rows, 2)
+
+    return decode
+
+
+def in_e4m3(c: Tensor) -> Tensor:
+    """Latents kept in 8 bits, every row with a factor of its own."""
+    factor = widen(c).abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / 448.0
+    return ((widen(c) / factor).to(torch.float8_e4m3fn).to(factor.dtype) * factor).to(c.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What a variant or a mutant replaces."""
+
+    core: Core = mla.materialised
+    rotate_key: Callable[[Tensor, Tensor, float, str], Tensor] = rotate
+    rotate_query: Callable[[Tensor, Tensor, float, str], Tensor] = rotate
+    normalise: Callable[[Tensor, Tensor | None, float], Tensor] = normalise
+    keep: Callable[[Tensor], Tensor] = as_stored
+
+
+def block(steps: Steps, *, contract: dict[str, object], dtypes: tuple[str, ...] = ALL[1:]) -> Callable[..., Tensor]:
+    """A target with these steps."""
+
+    @describe("mla_block", contract=contract, dtypes=dtypes)
+    def mla_block(
+        x: Tensor, positions: Tensor, w_dkv: Tensor, w_uk: Tensor, w_uv: Tensor, w_kr: Tensor, w_dq: Tensor,
+        w_uq: Tensor, w_qr: Tensor, w_o: Tensor, *, base: float = 10000.0, layout: str = "half",
+        scale: float | None = None, norm_kv: Tensor | None = None, norm_q: Tensor | None = None, eps: float = 1e-6,
+    ) -> Tensor:  # fmt: skip
+        c_kv = steps.keep(steps.normalise(linear(x, w_dkv), norm_kv, eps))
+        k_pe = steps.rotate_key(linear(x, w_kr), positions, base, layout)
+        c_q = steps.normalise(linear(x, w_dq), norm_q, eps)[:, None]
+        q_nope, q_pe = ((widen(c_q) @ widen(w).mT).to(x.dtype) for w in (w_uq, w_qr))
+        q_pe = steps.rotate_query(q_pe, positions, base, layout)
+        out = steps.core(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, scale=scale, is_causal=True)
+        return linear(out.transpose(1, 2).flatten(-2), w_o)
+
+    return mla_block
+
+
+MATERIALISED: dict[str, object] = {"preset": "flash", "form": "materialised"}
+ABSORBED: dict[str, object] = {"preset": "flash", "form": "absorbed"}
+mla_block = block(Steps(), contract=MATERIALISED)
+absorbed = block(Steps(core=mla.absorbed), contract=ABSORBED)
+decoded = block(Steps(core=row_by_row(mla.absorbed)), contract=ABSORBED)
+kept_in_e4m3 = block(Steps(core=mla.absorbed, keep=in_e4m3), contract={**ABSORBED, "cache": "e4m3"})

@@ -1,0 +1,15 @@
+"""The shared rotary key is not rotated.
+
+Smallest input: two rows, the second at position 1.
+"""
+
+from torch import Tensor
+
+from targets.honest.mla_block import MATERIALISED, Steps, block
+
+
+def unturned(x: Tensor, positions: Tensor, base: float, layout: str) -> Tensor:
+    return x.clone()
+
+
+mla_block = block(Steps(rotate_key=unturned), contract=MATERIALISED)
