@@ -131,7 +131,6 @@ PROPERTIES: tuple[Property, ...] = (
         "P10",
         "token by token and in chunks as all at once",
         state.decode,
-        search=state.decoding,
         edges=state.decode_edges,
         needs=frozenset({"is_causal"}),
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from hypothesis import strategies as st
 
 from oracle.case import Case
 from properties import judging, strategies
@@ -14,7 +13,7 @@ from properties.attention_relations import agree_on
 from properties.bench import Bench, Input
 from properties.invariance import invariant
 from properties.metamorphic import Outputs, full_bounds, observe
-from properties.recipes import Mask
+from properties.recipes import Logits, Mask
 from properties.verdict import Judgement, worst_of
 
 POSITIONED = ("window_size", "alibi_slopes")
@@ -60,13 +59,14 @@ def _up_to(case: Case, start: int, stop: int) -> Case:
     return bare if any(name in case.options for name in POSITIONED) else bare.without_options("causal_alignment")
 
 
-def decoding(bench: Bench) -> st.SearchStrategy[Input]:
-    return strategies.attention(bench, causal=True, square=True, largest_k=12, options=decodable(bench))
-
-
 def decode_edges(bench: Bench) -> Iterator[Input]:
-    """A few tokens; across the border of a tile; each option alone."""
+    """One token, a few, across the border of a tile; scores that grow with each; each option alone."""
+    yield strategies.attention_input(bench, sq=1, sk=1, is_causal=True, features={"edge": "decode"})
     yield strategies.attention_input(bench, kv_heads=2, sq=7, sk=7, is_causal=True, features={"edge": "decode"})
+    growing = Logits("ascending", 40.0)
+    yield strategies.attention_input(
+        bench, sq=9, sk=9, dims=64, logits=growing, is_causal=True, features={"edge": "grow"}
+    )
     yield strategies.attention_input(bench, sq=34, sk=34, dims=8, is_causal=True, features={"edge": "tile"})
     alone = {
         "window_size": Extras(window=(2, -1)),

@@ -176,9 +176,18 @@ def _datasheet(records: Sequence[Record]) -> list[Block]:
     for name, values in sorted(found.items()):
         told = values if len(values) == 1 else {f"{v} ({listed(d)})": d for v, d in values.items()}
         pairs.append((name.replace("_", " "), joined([Code(v) for v in told], ", ")))
+    pairs += _batches(records) if "batch_invariant" not in found else []
     details = dict.fromkeys(f"{r.dtype}: {r.detail}" for r in records if r.property == CONTRACT)
     pairs += [("contract", text) for text in details]
     return [Fold("Datasheet: conventions and contract", (Facts(tuple(pairs)),))] if pairs else []
+
+
+def _batches(records: Sequence[Record]) -> list[tuple[str, Line]]:
+    """Whether a result depends on what is computed beside it, as far as property P11 tried."""
+    told = [r for r in records if r.metrics.get("batch_invariant") in (0, 1)]
+    varying = sorted({r.dtype for r in told if not r.metrics["batch_invariant"]})
+    answer = f"no ({listed(varying)})" if varying else "on every input tried"
+    return [("same bits in any batch", answer)] if told else []
 
 
 def _untested(rows: Sequence[Untested], records: Sequence[Record]) -> list[Block]:

@@ -52,7 +52,7 @@ class Bridge(Protocol):
         """A view of this shape in which axes of length 1 are repeated with stride 0."""
 
     def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
-        """The array at these strides, in elements; memory between is not touched. MemoryError where there is no room."""
+        """The array at these strides, in elements; memory between is not touched. MemoryError without room."""
 
     def synchronise(self, device: str) -> None:
         """Wait until the device has done what it was asked to do."""

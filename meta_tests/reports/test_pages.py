@@ -191,6 +191,28 @@ def test_the_sheet_of_a_target_says_what_it_must(full: tuple[str, str]) -> None:
         assert fact in text, fact
 
 
+@pytest.mark.parametrize(
+    ("same", "stated", "expected"),
+    [
+        ((1.0, 1.0), {}, "on every input tried"),
+        ((1.0, 0.0), {}, "no (fp32)"),
+        ((), {}, None),
+        ((1.0,), {"batch_invariant": "yes"}, None),
+    ],
+)
+def test_the_datasheet_says_whether_a_batch_matters(
+    tmp_path: Path, same: tuple[float, ...], stated: dict[str, str], expected: str | None
+) -> None:
+    sheet = {"conventions": stated}
+    rows = [
+        replace(PASSED, property="P11", dtype=dtype, metrics={"batch_invariant": value}, datasheet=sheet)
+        for dtype, value in zip(("bf16", "fp32"), same, strict=False)
+    ]
+    text = Page(pages(write(tmp_path, [PASSED, *rows]))[1]).text
+    assert ("same bits in any batch" in text) is (expected is not None)
+    assert expected is None or expected in text
+
+
 def test_every_verdict_is_explained(full: tuple[str, str]) -> None:
     legend = full[0][full[0].index("What the verdicts mean") :]
     for verdict in Verdict:
