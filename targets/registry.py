@@ -65,6 +65,7 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("eager_attention_varlen", "targets.eager_layouts:attention_varlen"),
     Builtin("eager_attention_paged", "targets.eager_layouts:attention_paged"),
     Builtin("seed_gqa", "targets.seed_gqa:attention"),
+    Builtin("seed_gqa_block", "targets.seed_gqa:gqa_block"),
     Builtin("torch_softmax", "targets.torch_softmax:softmax", "third_party"),
     Builtin("torch_log_softmax", "targets.torch_softmax:log_softmax", "third_party"),
     Builtin("torch_logsumexp", "targets.torch_softmax:logsumexp", "third_party"),
@@ -77,6 +78,8 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("seed_rope_torch_backward", "targets.seed_rope_torch:rope_backward"),
     Builtin("mla_materialised", "targets.mla_torch:mla_materialised"),
     Builtin("mla_absorbed", "targets.mla_torch:mla_absorbed"),
+    Builtin("mla_block_materialised", "targets.mla_block:mla_block_materialised"),
+    Builtin("mla_block_absorbed", "targets.mla_block:mla_block_absorbed"),
     Builtin("triton_mla_decode", "targets.triton_mla:mla_decode", requires=("torch", "triton")),
 )
 
