@@ -350,23 +350,18 @@ _MLA = {
     for name, forms in _ATTENTION.items()
 }
 # A block of separate calls stores what they pass on; `fp32` is one that keeps everything.
-_BETWEEN = {"between": "input", "rotate": "input"}
-_GQA_BLOCK = {
-    name: tuple(replace(f, **(_BETWEEN if name in ("flash", "sdpa_math", "eager") else {})) for f in forms)  # type: ignore[arg-type]
-    for name, forms in _ATTENTION.items()
-}
+_CALLS = ("flash", "sdpa_math", "eager")
+
+
+def _of_calls(forms: tuple[Contract, ...]) -> tuple[Contract, ...]:
+    return tuple(replace(f, between="input", rotate="input") for f in forms)
+
+
+_GQA_BLOCK = {name: _of_calls(forms) if name in _CALLS else forms for name, forms in _ATTENTION.items()}
 _MLA_BLOCK = {
-    name: tuple(
-        replace(
-            f,
-            **(
-                {**_BETWEEN, "table": "input", "up": "input", "latent": "input"}
-                if name in ("flash", "sdpa_math", "eager")
-                else {}
-            ),
-        )  # type: ignore[arg-type]
-        for f in forms
-    )
+    name: tuple(replace(f, table="input", up="input", latent="input") for f in _of_calls(forms))
+    if name in _CALLS
+    else forms
     for name, forms in _MLA.items()
 }
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
