@@ -14,25 +14,30 @@ from typing import Any
 from targets.base import Target
 from targets.signature import INPUTS, OPTIONS
 
-BACKWARD = {"attention": "attention_backward"}
+BACKWARD = {"attention": "attention_backward", "rope": "rope_backward"}
 """Op -> the op of its gradient."""
 SUFFIX = "_backward"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a backward op differentiates: inputs in order, the cotangent's name, options that have gradients."""
+    """What a backward op differentiates: inputs in order, the cotangent's name, options that have gradients.
+
+    linear: the forward op is linear in its input, which the backward op therefore does not take: zeros stand for it.
+    """
 
     inputs: tuple[str, ...]
     cotangent: str
     gradients: Mapping[str, str]
     options: Mapping[str, str]
+    linear: bool = False
 
 
 _KINDS = {
     "attention_backward": _Kind(
         ("q", "k", "v"), "do", {n: f"d{n}" for n in "qkv"}, {"attn_mask": "dbias", "sinks": "dsinks"}
     ),
+    "rope_backward": _Kind(("x",), "dy", {"x": "dx"}, {}, linear=True),
 }
 
 
@@ -73,6 +78,8 @@ def _differentiated(target: Target, kind: _Kind) -> Callable[..., dict[str, Any]
         import torch
 
         cotangent = given.pop(kind.cotangent)
+        if kind.linear:
+            given |= {n: torch.zeros_like(cotangent) for n in kind.inputs}
         leaves = {kind.gradients[n]: _leaf(given, n) for n in kind.inputs}
         for option, output in kind.options.items():
             if given.get(option) is not None and given[option].is_floating_point():
