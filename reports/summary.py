@@ -230,7 +230,8 @@ def _unusual(record: Record) -> bool:
 
 # Figures of hostile inputs say nothing about a model, and the other way round.
 FAMILIES: tuple[Family, ...] = (
-    Family("ordinary (P1)", lambda r: r.property == "P1" and not _unusual(r)),
+    # A gradient's own is P14.
+    Family("ordinary (P1, P14)", lambda r: r.property in ("P1", "P14") and not _unusual(r)),
     Family("of a trained model", lambda r: "real" in r.features),
     Family("extreme (P9)", lambda r: r.property == "P9", scaled=False),
 )
