@@ -295,6 +295,7 @@ def _predictions(scene: Scene, case: Case, block: Block, forms: Sequence[Contrac
             made = made.marked("free", block.undefined[:, None])
             if name == "lse" and scene.bench.conventions.get("lse_base") == "2":
                 made = made.scaled(LOG2_E)
+            made = made.marked("free", block.empty[:, None]) if name == "lse" and "sink" in block.values else made
             predictions[name] = _empty_rows(scene.bench, name, block.empty[:, None], made)
         per_form.append(predictions)
     return per_form

@@ -21,6 +21,7 @@ from properties import diagnose_outputs as outputs
 from properties import diagnose_stages as stages
 from properties.counterfactual import LOG2_E, Counterfactual, Hypothesis, Scene, Table
 from properties.diagnose_heads import LN2, TILES, Head, Heads, of_head
+from properties.diagnose_options import options
 
 # --- keys ---
 
@@ -229,6 +230,7 @@ def narrow_inputs(scene: Scene) -> Iterator[Counterfactual]:
 
 HYPOTHESES = (
     Hypothesis("LSE", outputs.log_sum_exps),
+    Hypothesis("options", options),
     Hypothesis("scale", scales),
     Hypothesis("heads", head_mapping),
     Hypothesis("causal", seen.causal),

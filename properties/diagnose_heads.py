@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from oracle.case import Case
 from oracle.enclosure import Rows
 from oracle.formats import Float64Array
-from oracle.ops.attention_case import visibility
+from oracle.ops.attention_case import head, visibility
 from properties.counterfactual import LOG2_E, Counterfactual, Key, Scene
 
 TILES = (16, 32, 64, 128)
@@ -21,7 +21,10 @@ LN2 = 1 / LOG2_E
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """Rows of one query head: q [r, D], k [n, D], v [n, Dv] as stored; visible, bias [r, n]; bias and scale or None."""
+    """Rows of one query head: q [r, D], k [n, D], v [n, Dv] as stored; visible, bias [r, n]; bias and scale or None.
+
+    bias: additive mask and ALiBi together. kept: soft cap and sink as options of a case of this head alone.
+    """
 
     key: Key
     rows: Rows
@@ -31,10 +34,11 @@ class Head:
     visible: NDArray[np.bool_]
     bias: Float64Array | None
     scale: float | None
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     def case(self) -> Case:
         """These rows as a case of their own, one batch entry and one head."""
-        options: dict[str, Any] = {} if self.scale is None else {"scale": self.scale}
+        options = {**self.kept} | ({} if self.scale is None else {"scale": self.scale})
         if self.bias is not None:
             options["attn_mask"] = np.where(self.visible, self.bias, -np.inf)
         elif not self.visible.all():
@@ -84,7 +88,10 @@ class Heads:
             visibility(bare, key, rows),
             None,
             bare.options.get("scale"),
+            _of_one_head(self.case, h),
         )
+        if self.case.options.get("alibi_slopes") is not None:
+            made = replace(made, bias=head(bare, key, rows).tilted())
         mask = self.case.options.get("attn_mask")
         if mask is None:
             return made
@@ -124,6 +131,13 @@ class Heads:
         with np.errstate(all="ignore"):
             w = np.exp(scores - scores.max())
             return np.nan_to_num(w / w.sum()), head.v.astype(np.float64), look.values["out"][row]
+
+
+def _of_one_head(case: Case, h: int) -> dict[str, Any]:
+    """Soft cap and sink of one head."""
+    given = case.options
+    kept = {n: given[n] for n in ("softcap", "softcap_order", "lse_sink") if given.get(n) is not None}
+    return kept if given.get("sinks") is None else kept | {"sinks": given["sinks"][h : h + 1]}
 
 
 def of_head(heads: Heads, says: str, make: Callable[[Head], Head], *, choice: str = "") -> Counterfactual:
