@@ -128,8 +128,11 @@ def unfused(
 ) -> Any:
     """q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] -> out [B, Hq, Sq, Dv] (and LSE [B, Hq, Sq], float32)."""
     score, mask = _modifications(q, k, None, is_causal, attn_mask, window_size, softcap, alibi_slopes)
-    # Even unfused, torch traces once for each shape, and gives up after eight.
-    with torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
+    # Even unfused, torch traces once for each shape, for a third of a second, and gives up after eight: the stance
+    # evaluates the same formula, bit for bit, without; gradients (on a GPU) need the trace.
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    stance = torch.compiler.set_stance("default" if grad else "force_eager")
+    with stance, torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
         out, aux = flex_attention(
             q, k, v, score_mod=score, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1],
             return_aux=AuxRequest(lse=True),
