@@ -37,6 +37,7 @@ MEANT = {
 def options(scene: Scene) -> Iterator[Counterfactual]:
     case = scene.case
     held = [name for name in NAMES if case.options.get(name) is not None]
+    yield from _alignments(case)
     for name in held:
         yield of_case(f"{WORDS[name]} were ignored", case.without_options(name))
     yield from _windows(case)
@@ -46,6 +47,16 @@ def options(scene: Scene) -> Iterator[Counterfactual]:
         if any(choice in CHOICES_OF[name] for name in held):
             other = next(value for value in CHOICES[choice] if value != chosen(case, choice))
             yield of_case(words[other], case.with_options(**{choice: other}))
+
+
+def _alignments(case: Case) -> Iterator[Counterfactual]:
+    """What a window or ALiBi shows of the alignment; `properties.diagnose_masks` asks about causal masks."""
+    if case.options.get("window_size") is None and case.options.get("alibi_slopes") is None:
+        return
+    if case.arrays["q"].shape[2] != case.arrays["k"].shape[2]:
+        last = chosen(case, "causal_alignment") == "bottom_right"
+        says = f"queries were aligned to the {'first' if last else 'last'} key"
+        yield of_case(says, case.with_options(causal_alignment="top_left" if last else "bottom_right"))
 
 
 def _windows(case: Case) -> Iterator[Counterfactual]:
