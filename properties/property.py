@@ -66,6 +66,7 @@ _TABLES = {
     "mla": ("properties.mla", "PROPERTIES"),
     "gqa_block": ("properties.gqa_block", "PROPERTIES"),
     "mla_block": ("properties.mla_block", "PROPERTIES"),
+    "mla_backward": ("properties.mla_backward", "PROPERTIES"),
     "rope": ("properties.rope", "PROPERTIES"),
     "rope_backward": ("properties.rope", "BACKWARD_PROPERTIES"),
     "rope_apply": ("properties.rope", "APPLY_PROPERTIES"),

@@ -1,4 +1,4 @@
-"""The properties of whole attention blocks, for every chosen target and dtype."""
+"""The properties of whole attention blocks and of mla's gradients, for every chosen target and dtype."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from properties.bench import Bench
 from properties.plugin import Examination, check
 from properties.record import Journal
 
-OPS = ("gqa_block", "mla_block")
+OPS = ("gqa_block", "mla_block", "mla_backward")
 
 
 def test_property(request: pytest.FixtureRequest, examination: Examination, bench: Bench, journal: Journal) -> None:

@@ -35,6 +35,7 @@ CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rope_apply": {"layout": ("half", "interleaved")},
     "softmax_backward": {},
     "gqa_block": {},
+    "mla_backward": {"causal_alignment": CHOICES["causal_alignment"]},
     "mla_block": {},
     "softmax": {"empty_row": ("zero", "nan", "mean")},
     "log_softmax": {"empty_row": ("zero", "nan", "mean")},

@@ -77,6 +77,10 @@ def tiny_case(
             }
         case "rope_backward":
             shapes = {"dy": (1, heads, queries, width)}
+        case "mla_backward":
+            counts: dict[str, Any] = {"heads": heads, "queries": queries, "keys": keys}
+            ahead = tiny_case("mla", dtype, width=width, **counts, **options)
+            return Case(op, {**ahead.arrays, "do": fmt.store(rng.standard_normal((1, heads, queries, width)))}, options)
         case "mla_block":
             sizes = {"w_dkv": (2 * width, width), "w_uk": (2, width, 2 * width), "w_uv": (2, width, 2 * width)}
             sizes |= {"w_kr": (width, width), "w_dq": (width, width), "w_uq": (2, width, width)}
@@ -341,6 +345,7 @@ PROBES: Mapping[str, Mapping[str, Callable[[Asked], str | None]]] = {
     "attention_varlen": _LAYOUT,
     "attention_paged": _LAYOUT,
     "mla": _SCORES,
+    "mla_backward": {"causal_alignment": _alignment},
     "rope": {"layout": _layout},
     "rope_backward": {"layout": _layout},
     "rope_apply": {"layout": _layout},

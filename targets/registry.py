@@ -78,6 +78,7 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("seed_rope_torch_backward", "targets.seed_rope_torch:rope_backward"),
     Builtin("mla_materialised", "targets.mla_torch:mla_materialised"),
     Builtin("mla_absorbed", "targets.mla_torch:mla_absorbed"),
+    Builtin("mla_backward_torch", "targets.mla_backward_torch:mla_backward"),
     Builtin("mla_block_materialised", "targets.mla_block:mla_block_materialised"),
     Builtin("mla_block_absorbed", "targets.mla_block:mla_block_absorbed"),
     Builtin("triton_mla_decode", "targets.triton_mla:mla_decode", requires=("torch", "triton")),

@@ -25,6 +25,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 # Parameters that identify each op, most specific first.
 SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
+    ("mla_backward", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv", "do"})),
     ("mla", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"})),
     ("attention_backward", frozenset({"q", "k", "v", "do"})),
     ("attention_varlen", frozenset({"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})),
@@ -44,6 +45,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "attention_varlen": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
     "attention_paged": ("q", "k_cache", "v_cache", "block_table", "cache_seqlens"),
     "mla": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"),
+    "mla_backward": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv", "do"),
     "mla_block": ("x", "positions", "w_dkv", "w_uk", "w_uv", "w_kr", "w_dq", "w_uq", "w_qr", "w_o"),
     "gqa_block": ("x", "w_q", "w_k", "w_v", "w_o", "cos", "sin"),
     "rope": ("x", "positions"),
@@ -62,6 +64,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "mla": ("out", "lse"),
     "rope_backward": ("dx",),
     "softmax_backward": ("dx",),
+    "mla_backward": ("dq_nope", "dq_pe", "dc_kv", "dk_pe", "dw_uk", "dw_uv"),
 }
 _ATTENTION = frozenset({"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks"})
 OPTIONS: dict[str, frozenset[str]] = {
@@ -70,6 +73,7 @@ OPTIONS: dict[str, frozenset[str]] = {
     "attention_varlen": (_ATTENTION - {"attn_mask"}) | {"return_lse", "max_seqlen_q", "max_seqlen_k"},
     "attention_paged": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
     "mla": frozenset({"scale", "is_causal", "return_lse"}),
+    "mla_backward": frozenset({"scale", "is_causal"}),
     "mla_block": frozenset({"base", "layout", "scale", "norm_kv", "norm_q", "eps", "num_heads"}),
     "gqa_block": frozenset({"num_heads", "num_kv_heads"}),
     "rope": frozenset({"base", "layout", "rotary_dim", "scaling"}),

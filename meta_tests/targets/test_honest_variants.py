@@ -246,7 +246,17 @@ def mla_block_cases(generator: torch.Generator, dtype: str) -> list[dict[str, An
     return cases
 
 
+def mla_backward_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:
+    cases = []
+    for arguments in mla_cases(generator, dtype):
+        plain = {n: a for n, a in arguments.items() if n != "return_lse"}
+        batch, heads, rows, _ = plain["q_nope"].shape
+        cases.append(plain | {"do": random(generator, dtype, batch, heads, rows, plain["w_uv"].shape[1])})
+    return cases
+
+
 CASES = {
+    "mla_backward": mla_backward_cases,
     "mla_block": mla_block_cases,
     "gqa_block": gqa_block_cases,
     "attention_varlen": varlen_cases,

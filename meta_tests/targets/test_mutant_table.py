@@ -32,6 +32,7 @@ HONEST = {
     "rope_apply": "targets.honest.rope:rope_apply",
     "gqa_block": "targets.honest.gqa_block:gqa_block",
     "mla_block": "targets.honest.mla_block:mla_block",
+    "mla_backward": "targets.honest.mla_backward:mla_backward",
     "softmax_backward": "targets.honest.softmax_backward:softmax_backward",
     "softmax": "targets.honest.softmax:softmax", "log_softmax": "targets.honest.softmax:log_softmax",
     "logsumexp": "targets.honest.softmax:logsumexp",
@@ -122,6 +123,9 @@ def casual_inputs(op: str, dtype: torch.dtype) -> list[dict[str, Any]]:
             return [{"dy": normal(1, 2, 8, 64), "positions": torch.arange(8)}]
         case "rope_apply":
             return [{"x": normal(1, 2, 8, 64), "cos": normal(8, 32).cos(), "sin": normal(8, 32).sin()}]
+        case "mla_backward":
+            given = casual_inputs("mla", dtype)[0]
+            return [{**given, "do": normal(1, 2, 8, 16)}]
         case "mla_block":
             shapes = {"x": (1, 8, 32), "w_dkv": (32, 32), "w_uk": (2, 16, 32), "w_uv": (2, 16, 32), "w_kr": (8, 32),
                       "w_dq": (24, 32), "w_uq": (2, 16, 24), "w_qr": (2, 8, 24), "w_o": (32, 32)}  # fmt: skip

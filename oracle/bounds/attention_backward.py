@@ -72,7 +72,7 @@ def _heads(case: Case, block: Block) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Form:
+class FormErrors:
     """What one form allows in one query head; all [r, n] (without a sink's column) or [r, 1], upper bounds.
 
     cast: error of the P that meets dO. ds, dx: of dS, and of dX as it meets k and q. sink: of the sink's column of dS.
@@ -100,7 +100,7 @@ class _HeadErrors:
     sink: Float64Array | None
     alpha: float
     cap_last: bool
-    forms: list[_Form]
+    forms: list[FormErrors]
 
 
 def _upper(ar: BallArithmetic, value: Value) -> Float64Array:
@@ -126,7 +126,7 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
     dims = do.shape[1]
     magnitude = (do @ np.abs(x.v).T) * (1 + 2.0**-52 * (dims + 2))
     magnitude = np.where(visible, magnitude, 0.0)
-    whole = _Sizes(do, np.abs(x.v), out, magnitude, slope, visible, sink, fmt, given.softcap, given.alpha, **sizes)
+    whole = Sizes(do, np.abs(x.v), out, magnitude, slope, visible, sink, fmt, given.softcap, given.alpha, **sizes)
     return _HeadErrors(
         np.abs(x.q),
         np.abs(x.k),
@@ -137,13 +137,16 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         None if sink is None else sink * sizes["delta"],
         given.alpha,
         given.cap_last,
-        [_form(whole, a, form) for a, form in zip(allowed, forms, strict=True)],
+        [form_errors(whole, a, form) for a, form in zip(allowed, forms, strict=True)],
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sizes:
-    """Upper bounds of magnitudes in one head: dO, O [r, Dv], v [n, Dv], |dO||v|, the inner parts [r, n] or [r, 1]."""
+class Sizes:
+    """Upper bounds of magnitudes in one head: dO, O [r, Dv], v [n, Dv], |dO||v|, the inner parts [r, n] or [r, 1].
+
+    dp_wrong: what dP is off by because v was itself computed (then v and |dO||v| are those of the computed one).
+    """
 
     do: Float64Array
     v: Float64Array
@@ -161,9 +164,10 @@ class _Sizes:
     centred: Float64Array
     ds: Float64Array
     dx: Float64Array
+    dp_wrong: Float64Array | float = 0.0
 
 
-def _form(x: _Sizes, allowed: attention.Errors, form: Contract) -> _Form:
+def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErrors:
     c, land = allowed.constants, allowed.land
     n, dims = x.p.shape[1], x.do.shape[1]
     grow = 1 + 2.0**-50 * (land.keys + dims + 512)
@@ -177,6 +181,7 @@ def _form(x: _Sizes, allowed: attention.Errors, form: Contract) -> _Form:
     chain = compound(dot_error(form, c, dims), c.u_v, c.u_v)
     e_dp = chain * x.magnitude + (2 * dims + 2) * c.w
     e_dp = e_dp + 2 * c.omega_v * (x.do.sum(axis=1, keepdims=True) + x.v.sum(axis=1)[None, :])
+    e_dp = e_dp + x.dp_wrong
     if form.dp_stored:
         e_dp = e_dp + narrow.unit_roundoff * (x.dp + e_dp) + narrow.omega
     if form.delta == "output":
@@ -211,10 +216,10 @@ def _form(x: _Sizes, allowed: attention.Errors, form: Contract) -> _Form:
     limit = min(c.compute.max_finite, narrow.max_finite if form.dp_stored or stores else np.inf) / 2
     broken = allowed.broken | ~(x.magnitude.max(axis=1, keepdims=True, initial=0.0) < limit)
     hidden = [np.where(x.visible, a, 0.0) * grow for a in (cast, s, s_x)]
-    return _Form(c, hidden[0], hidden[1], hidden[2], None if sink is None else sink * grow, broken)
+    return FormErrors(c, hidden[0], hidden[1], hidden[2], None if sink is None else sink * grow, broken)
 
 
-def _weight_errors(x: _Sizes, allowed: attention.Errors, form: Contract) -> tuple[Float64Array, Float64Array | None]:
+def _weight_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> tuple[Float64Array, Float64Array | None]:
     """(eP [r, n], that of the sink [r, 1]): |P^ - P| where P comes from the saved L, or from its own normalisation."""
     c, land = allowed.constants, allowed.land
     n = x.p.shape[1]
@@ -236,7 +241,7 @@ def _weight_errors(x: _Sizes, allowed: attention.Errors, form: Contract) -> tupl
     return moved[:, :n], moved[:, n:] if x.sink is not None else None
 
 
-Parts = Sequence[tuple[_HeadErrors, _Form]]
+Parts = Sequence[tuple[_HeadErrors, FormErrors]]
 Sums = tuple[Float64Array, NDArray[np.bool_]]
 
 
@@ -244,21 +249,21 @@ def _dq(parts: Parts, form: Contract) -> Sums:
     (x, f) = parts[0]
     c, n = f.constants, x.p.shape[1]
     chain = accumulation_error(form, c, n)
-    b = _product(f.dx, x.dx, x.k, c.u_k, chain, c) * x.alpha + x.alpha * n * c.w_acc
+    b = product_error(f.dx, x.dx, x.k, c.u_k, chain, c) * x.alpha + x.alpha * n * c.w_acc
     return b, f.broken
 
 
-def _product(
+def product_error(
     error: Float64Array, size: Float64Array, other: Float64Array, unit: float, chain: float, c: Constants
 ) -> Float64Array:
     """|sum of (a + error) (b + unit b)| away from sum a b: error, size [r, n] of a, other [n, d] of b; one chain."""
     factor = (1 + unit) * (1 + chain) - 1
     whole = size + error
-    product = _times(error + factor * whole, other)
+    product = times(error + factor * whole, other)
     return np.asarray(product + (1 + chain) * c.omega_in * whole.sum(axis=1, keepdims=True))
 
 
-def _times(a: Float64Array, b: Float64Array) -> Float64Array:
+def times(a: Float64Array, b: Float64Array) -> Float64Array:
     """a @ b for non-negative numbers of which some may be infinite (an infinite error of a zero promises nothing)."""
     product = a @ b
     return np.asarray(np.where(np.isnan(product), np.inf, product) * (1 + 2.0**-52 * (a.shape[1] + 2)))
@@ -272,11 +277,11 @@ def _shared(parts: Parts, form: Contract, pick: str, rows: Rows) -> Float64Array
         c = f.constants
         chain = accumulation_error(form, c, terms)
         if pick == "dk":
-            b = _product(f.dx.T[rows], x.dx.T[rows], x.q, c.u_q, chain, c) * x.alpha + x.alpha * terms * c.w_acc
-            size = _times(x.dx.T[rows], x.q) * x.alpha
+            b = product_error(f.dx.T[rows], x.dx.T[rows], x.q, c.u_q, chain, c) * x.alpha + x.alpha * terms * c.w_acc
+            size = times(x.dx.T[rows], x.q) * x.alpha
         else:
-            b = _product(f.cast.T[rows], x.p.T[rows], x.do, c.u_v, chain, c) + terms * c.w_acc
-            size = _times(x.p.T[rows], x.do)
+            b = product_error(f.cast.T[rows], x.p.T[rows], x.do, c.u_v, chain, c) + terms * c.w_acc
+            size = times(x.p.T[rows], x.do)
         if len(parts) > 1:
             b = b + c.u_o * (size + b) + c.omega_o
         total, sizes = total + b, sizes + size

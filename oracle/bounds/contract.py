@@ -364,9 +364,15 @@ _MLA_BLOCK = {
     else forms
     for name, forms in _MLA.items()
 }
+# Gradients of mla's core in the materialised order; up-projections and the gradients of what they gave are stored.
+_MLA_BACKWARD = {
+    name: tuple(replace(f, up="input") for f in forms) if name in _CALLS else forms
+    for name, forms in _BACKWARD.items()
+}
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention": _ATTENTION,
     "attention_backward": _BACKWARD,
+    "mla_backward": _MLA_BACKWARD,
     "attention_varlen": _ATTENTION,
     "attention_paged": _ATTENTION,
     "mla": _MLA,
@@ -397,6 +403,7 @@ _FAMILY = {
     "mla": "attention",
     "gqa_block": "attention",
     "mla_block": "attention",
+    "mla_backward": "attention",
     "attention_backward": "attention",
     "attention_varlen": "attention",
     "attention_paged": "attention",

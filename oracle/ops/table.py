@@ -53,6 +53,7 @@ def ops() -> dict[str, Op]:
         attention_case,
         attention_layouts,
         gqa_block_case,
+        mla_backward_case,
         mla_block_case,
         mla_case,
         rope_case,
@@ -70,6 +71,7 @@ def ops() -> dict[str, Op]:
         *mla_case.OPS,
         *gqa_block_case.OPS,
         *mla_block_case.OPS,
+        *mla_backward_case.OPS,
     )
     return {op.name: op for op in rows}
 

@@ -27,6 +27,7 @@ CONVENTIONS: Mapping[str, Mapping[str, str]] = {
         "empty_row_lse": "-inf",
         "masked_nan": "blocked",
     },
+    "mla_backward": {"causal_alignment": "bottom_right"},
     "softmax": {"empty_row": "zero"},
     "logsumexp": {"lse_base": "e", "empty_row_lse": "-inf"},
 }
