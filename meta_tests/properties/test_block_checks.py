@@ -1,4 +1,4 @@
-"""Every row of the tables of whole blocks can fail, and passes for an honest block."""
+"""Every row of the tables of whole blocks, and of mla's gradients, can fail, and passes for an honest kernel."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from properties import gqa_block, mla_block
+from properties import gqa_block, mla_backward, mla_block
 from properties.bench import PROFILES, Bench, bench_for
 from properties.property import Property
 from properties.search import hunt
 from properties.verdict import Verdict
 from targets.base import Target, target_from
 from targets.honest.gqa_block import gqa_block as honest_gqa
+from targets.honest.mla_backward import mla_backward as honest_gradients
 from targets.honest.mla_block import mla_block as honest_mla
 from targets.registry import resolve
 
 PROFILE = replace(PROFILES["quick"], examples=4, shrink_seconds=0.0)
-TABLES: dict[str, tuple[Property, ...]] = {"gqa_block": gqa_block.PROPERTIES, "mla_block": mla_block.PROPERTIES}
-HONEST: dict[str, Callable[..., Tensor]] = {"gqa_block": honest_gqa, "mla_block": honest_mla}
+TABLES: dict[str, tuple[Property, ...]] = {
+    "gqa_block": gqa_block.PROPERTIES,
+    "mla_block": mla_block.PROPERTIES,
+    "mla_backward": mla_backward.PROPERTIES,
+}
+HONEST: dict[str, Callable[..., Any]] = {
+    "gqa_block": honest_gqa,
+    "mla_block": honest_mla,
+    "mla_backward": honest_gradients,
+}
 ROWS = [pytest.param(op, row, id=f"{op}-{row.id}") for op, table in TABLES.items() for row in table]
 MUTANTS = "targets.mutants."
 
@@ -53,7 +62,29 @@ def in_place(out: Tensor, x: Tensor) -> Tensor:
     return out
 
 
+def wrong_gradients(id: str) -> Target:
+    honest = resolve("targets.honest.mla_backward:mla_backward")
+    function = honest.function
+
+    def broken(**given: Any) -> Any:
+        found = function(**given)
+        match id:
+            case "P15":
+                given["do"].mul_(0.5)
+            case "P23":
+                found = tuple(g.double() for g in found)
+            case "P25":
+                found = tuple(g + 0.125 for g in found)
+            case _:
+                found = (*found[:5], found[5] * 1.25)
+        return found
+
+    return replace(honest, name="broken", function=broken)
+
+
 def wrong(op: str, id: str) -> Target:
+    if op == "mla_backward":
+        return wrong_gradients(id)
     match id:
         case "P4":
             return (
