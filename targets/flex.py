@@ -8,9 +8,6 @@ bottom right.
 Compiling takes some twenty seconds the first time and some four for each new combination of options, dtype and
 sizes equal to one; a cache on disk serves later processes. Numbers that may change between calls reach the kernel as
 tensors, as Python numbers would be compiled into it; so does the scale, which the unfused target passes as itself.
-Tensors that are read by index are flat: with more than one axis and sizes that may change, torch 2.13 writes C++ that
-does not compile. It does so for a `BlockMask` of every batch and head too, so that the compiled target excludes by a
-boolean mask in its `score_mod`.
 """
 
 from __future__ import annotations
@@ -50,12 +47,6 @@ def _with_bias(inner: Modification | None, bias: Tensor, heads: Tensor, rows: Te
     return lambda s, b, h, i, j: inner(s, b, h, i, j) + bias[((b * heads + h) * rows + i) * keys + j]
 
 
-def _without(inner: Modification | None, mask: Mask) -> Modification:
-    if inner is None:
-        return lambda s, b, h, i, j: torch.where(mask(b, h, i, j), s, float("-inf"))
-    return lambda s, b, h, i, j: torch.where(mask(b, h, i, j), inner(s, b, h, i, j), float("-inf"))
-
-
 def _band(offset: Tensor, left: Tensor, right: Tensor) -> Mask:
     return lambda b, h, i, j: (i + offset - j <= left) & (j - i - offset <= right)
 
@@ -74,7 +65,7 @@ def _modifications(
     q: Tensor, k: Tensor, factor: float | None, is_causal: bool, attn_mask: Tensor | None,
     window_size: tuple[int, int] | None, softcap: float | None, alibi_slopes: Tensor | None,
 ) -> tuple[Modification | None, Any]:  # fmt: skip
-    """(score_mod, block_mask); with ``factor``, for the compiler, which scales the scores here."""
+    """(score_mod, block_mask); ``factor``, if given, scales the scores here."""
     batch, heads, sq = q.shape[:3]
     sk = k.shape[2]
 
@@ -96,15 +87,13 @@ def _modifications(
     if attn_mask is not None:
         full = attn_mask.expand(batch, heads, sq, sk)
         listed = _listed(_flat(full), *sizes) if full.dtype == torch.bool else None
-        if listed is not None and factor is not None:
-            score = _without(score, listed)
-        elif listed is not None:
+        if listed is not None:
             visible = _both(visible, listed)
         else:
             score = _with_bias(score, _flat(full.to(wide)), *sizes)
     if visible is None:
         return score, None
-    per_head = factor is None and attn_mask is not None and attn_mask.dtype == torch.bool
+    per_head = attn_mask is not None and attn_mask.dtype == torch.bool
     of_batch, of_head = (batch, heads) if per_head else (None, None)
     return score, create_block_mask(visible, of_batch, of_head, sq, sk, device=q.device)
 
@@ -127,6 +116,8 @@ def unfused(
     return_lse: bool = False,
 ) -> Any:
     """q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] -> out [B, Hq, Sq, Dv] (and LSE [B, Hq, Sq], float32)."""
+    if q.device.type == "cpu" and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        raise NotImplementedError("FlexAttention on a CPU is forward only")
     score, mask = _modifications(q, k, None, is_causal, attn_mask, window_size, softcap, alibi_slopes)
     # Even unfused, torch traces once for each shape, for a third of a second, and gives up after eight: the stance
     # evaluates the same formula, bit for bit, without; gradients (on a GPU) need the trace.
@@ -147,20 +138,34 @@ def compiled(
     *,
     scale: float | None = None,
     is_causal: bool = False,
-    attn_mask: Tensor | None = None,
     window_size: tuple[int, int] | None = None,
     softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """As `unfused`, without the LSE. NotImplementedError where there is no C++ compiler for a CPU's kernel."""
+    """As `unfused`, without masks, ALiBi and the LSE, which would multiply the kernels to compile.
+
+    For the same reason KV heads are repeated before the call, and every head is an entry of the batch, of at least
+    two: torch compiles anew for each number of heads, and for a batch of one. NotImplementedError where a CPU's kernel
+    has no C++ compiler or would have to give gradients.
+    """
     if q.device.type == "cpu" and not _has_compiler():
         raise NotImplementedError("FlexAttention's CPU kernel is compiled, and there is no C++ compiler")
+    if q.device.type == "cpu" and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        raise NotImplementedError("FlexAttention on a CPU is forward only")
+    batch, heads = q.shape[:2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    score, mask = _modifications(q, k, factor, is_causal, attn_mask, window_size, softcap, alibi_slopes)
+    group = heads // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    q, k, v = (_of_one_head(t) for t in (q, k, v))
+    score, mask = _modifications(q, k, factor, is_causal, None, window_size, softcap, None)
     with torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
-        return _compiled()(  # type: ignore[no-any-return]
-            q, k, v, score_mod=score, block_mask=mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        out = _compiled()(q, k, v, score_mod=score, block_mask=mask, scale=1.0)
+    return out[: batch * heads].reshape(batch, heads, *out.shape[2:])  # type: ignore[no-any-return]
+
+
+def _of_one_head(tensor: Tensor) -> Tensor:
+    """[B, H, S, D] as [B H, 1, S, D], with zeros for a second entry where there is one."""
+    flat = tensor.flatten(0, 1).unsqueeze(1)
+    return torch.nn.functional.pad(flat, (0, 0, 0, 0, 0, 0, 0, int(len(flat) == 1))).contiguous()
 
 
 @functools.cache

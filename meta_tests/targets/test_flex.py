@@ -61,18 +61,30 @@ def test_the_bound_tells_right_from_wrong(wrong):
 
 
 @pytest.mark.skipif(not flex._has_compiler(), reason="no C++ compiler")
-@pytest.mark.parametrize("name", ["causal", "together"])
-def test_compiled_matches_float64(name):
-    """Two kernels, compiled once: other numbers and longer keys need no third."""
-    for keys, more in ((30, {}), (40, {"softcap": 0.9} if "softcap" in OPTIONS[name] else {"scale": 0.3})):
-        tensors = case(torch.float32, keys)
-        options = OPTIONS[name] | more
-        if "attn_mask" in options and keys != 30:
-            options["attn_mask"] = torch.nn.functional.pad(BOOLEAN, (5, 5), value=True)
+def test_compiled_matches_float64():
+    """Two kernels at most: torch keeps one size for itself at first, and then no number, head or length is new."""
+    kernels = []
+    for keys, heads, options in (
+        (30, 4, {"is_causal": True, "softcap": 0.7}),
+        (40, 2, {"window_size": (5, -1), "softcap": 1.5, "scale": 0.3}),
+        (23, 1, {"window_size": (5, 3), "softcap": 1.5, "scale": 0.3}),
+    ):
+        q, k, v = case(torch.float32, keys)
+        tensors = q[:, :heads], k[:, : max(1, heads // 2)], v[:, : max(1, heads // 2)]
         out = call(flex.compiled, *tensors, **options)
         exact = reference(*tensors, **options)
-        seen = exact.visible.any(-1)
-        assert (np.abs(out.double().numpy() - exact.out) <= exact.out_bound())[seen].all()
+        assert (np.abs(out.double().numpy() - exact.out) <= exact.out_bound()).all()
+        wrong = reference(*tensors, **(options | {"softcap": 1.1}))
+        assert not (np.abs(out.double().numpy() - wrong.out) <= wrong.out_bound()).all()
+        kernels.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert kernels[1] == kernels[2] <= kernels[0] + 1
+
+
+@pytest.mark.parametrize("function", [flex.unfused, flex.compiled])
+def test_gradients_on_a_cpu_are_refused(function):
+    q, k, v = case(torch.float32)
+    with pytest.raises(NotImplementedError, match="forward only"):
+        function(q.requires_grad_(), k, v)
 
 
 def test_without_a_compiler_it_says_so(monkeypatch):
