@@ -79,13 +79,13 @@ def _merged(bench: Bench, whole: Outputs, whole_bounds: Bounds, parts: list[Case
     if bench.conventions.get("empty_row_lse") != "-inf":
         lse = np.where(blind, -np.inf, lse)
     out = np.where(blind[..., None] & ~np.isfinite(out), 0.0, out)
-    sink = _sink(parts[0])
+    sink, excluded = _sink(parts[0]), chosen(parts[0], "lse_sink") == "excluded"
     if parts[0].options.get("sinks") is not None:
         # With nothing but the sink to see, its logit is the sum.
-        lse[0] = np.where(blind[0], sink, lse[0])
+        lse[0] = np.where(blind[0], -np.inf if excluded else sink, lse[0])
     bounds = [full_bounds(bench, c, s) for c, s in zip(parts, seen, strict=True)]
     total, whole_lse = whole["out"].astype(np.float64), whole["lse"].astype(np.float64) * factor
-    if chosen(parts[0], "lse_sink") == "excluded":
+    if excluded:
         # What a part weighs includes its sink.
         lse[0], whole_lse = np.logaddexp(lse[0], sink), np.logaddexp(whole_lse, sink)
     ratios = []

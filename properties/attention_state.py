@@ -11,7 +11,7 @@ from properties import judging, strategies
 from properties.attention_options import NAMES, Extras, held
 from properties.attention_relations import agree_on
 from properties.bench import Bench, Input
-from properties.invariance import invariant
+from properties.invariance import invariant, with_parameters
 from properties.metamorphic import Outputs, full_bounds, observe
 from properties.recipes import Logits, Mask
 from properties.verdict import Judgement, worst_of
@@ -96,7 +96,14 @@ def batches(bench: Bench, given: Input) -> Judgement:
     judged.append(_compared(bench, case, whole, [*range(count), *turned], "the batch beside as much again"))
     for _ in range(3):
         judged.append(_compared(bench, case, whole, list(range(count)), "another call"))
-    return worst_of(judged)
+    return worst_of([*judged, *_splits(bench, case, whole)])
+
+
+def _splits(bench: Bench, case: Case, whole: Outputs) -> Iterator[Judgement]:
+    """Where the number of splits is a parameter: any gives what the contract allows; they sum in other orders."""
+    for count in (1, 2, 3, 8) if "num_splits" in bench.target.parameters else ():
+        split = observe(with_parameters(bench, num_splits=count), case)
+        yield agree_on(bench, case, whole, split, what=f"{count} splits and as many as the target likes")
 
 
 def _compared(bench: Bench, case: Case, whole: Outputs, chosen: list[int], what: str) -> Judgement:

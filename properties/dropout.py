@@ -7,8 +7,6 @@ is dropped after the softmax keeps its denominator: a row whose only key is drop
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from oracle.case import Case
 from oracle.formats import Float64Array
 from properties import strategies
 from properties.bench import Bench, Input
-from properties.invariance import equal_bits
+from properties.invariance import equal_bits, with_parameters
 from properties.metamorphic import Outputs, full_bounds, observe
 from properties.recipes import Recipe
 from properties.verdict import Basis, Judgement, Verdict
@@ -27,24 +25,12 @@ CALLS = 24
 SIGMAS = 6.0
 
 
-def with_dropout(bench: Bench, **given: Any) -> Bench:
-    """The bench of a target whose dropout parameters are set: those of ``given`` that it has."""
-    own = {name: bench.target.parameters.get(name) for name in given}
-    fixed = {str(own[name]): value for name, value in given.items() if own[name] is not None}
-    function = bench.target.function
-
-    def dropping(*positional: Any, **keyword: Any) -> Any:
-        return function(*positional, **{**keyword, **fixed})
-
-    return replace(bench, target=replace(bench.target, function=dropping))
-
-
 def dropout(bench: Bench, given: Input) -> Judgement:
     """Every statement about dropout that the target's parameters allow to be asked."""
     case = given.case
     plain = observe(bench, case)
     bounds = np.max([b["out"] for b in full_bounds(bench, case, {"out": plain["out"]})], axis=0)
-    off = equal_bits(plain, observe(with_dropout(bench, dropout_p=0.0, seed=7), case), what="dropout_p = 0")
+    off = equal_bits(plain, observe(with_parameters(bench, dropout_p=0.0, seed=7), case), what="dropout_p = 0")
     if off.verdict is not Verdict.PASS:
         return off
     judged = off
@@ -57,16 +43,18 @@ def dropout(bench: Bench, given: Input) -> Judgement:
 
 def _asked(bench: Bench, case: Case, plain: Outputs, bounds: Float64Array, rate: float) -> Iterator[Judgement]:
     seeded = "seed" in bench.target.parameters
-    calls = [observe(with_dropout(bench, dropout_p=rate, seed=n), case)["out"].astype(np.float64) for n in range(CALLS)]
+    calls = [
+        observe(with_parameters(bench, dropout_p=rate, seed=n), case)["out"].astype(np.float64) for n in range(CALLS)
+    ]
     if not all(np.isfinite(out).all() for out in calls):
         yield _broken(f"dropout_p = {rate} gives an output that is not finite")
     if seeded:
-        again = observe(with_dropout(bench, dropout_p=rate, seed=0), case)["out"].astype(np.float64)
+        again = observe(with_parameters(bench, dropout_p=rate, seed=0), case)["out"].astype(np.float64)
         yield equal_bits({"out": calls[0]}, {"out": again}, what=f"a second call with dropout_p = {rate} and its seed")
     if any(np.array_equal(calls[0], other) for other in calls[1:]):
         yield _broken(f"two calls with dropout_p = {rate}{' and other seeds' if seeded else ''} drop the same weights")
     if "training" in bench.target.parameters:
-        resting = observe(with_dropout(bench, dropout_p=rate, training=False, seed=0), case)
+        resting = observe(with_parameters(bench, dropout_p=rate, training=False, seed=0), case)
         yield equal_bits(plain, resting, what=f"dropout_p = {rate} outside of training")
     yield _mean_kept(case, plain["out"].astype(np.float64), np.stack(calls), bounds, rate)
 

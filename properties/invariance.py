@@ -19,6 +19,18 @@ from properties.verdict import Basis, Judgement, Verdict
 NOT_INVARIANT = "not batch-invariant"
 
 
+def with_parameters(bench: Bench, **given: Any) -> Bench:
+    """The bench of a target of which some parameters beside its op's options are set: those of ``given`` it has."""
+    own = {name: bench.target.parameters.get(name) for name in given}
+    fixed = {str(own[name]): value for name, value in given.items() if own[name] is not None}
+    function = bench.target.function
+
+    def fixing(*positional: Any, **keyword: Any) -> Any:
+        return function(*positional, **{**keyword, **fixed})
+
+    return replace(bench, target=replace(bench.target, function=fixing))
+
+
 def everywhere(array: NDArray[Any]) -> NDArray[np.bool_]:
     return np.ones((1,) * array.ndim, dtype=bool)
 

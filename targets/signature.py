@@ -68,7 +68,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 }
 _ATTENTION = frozenset({"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks"})
 OPTIONS: dict[str, frozenset[str]] = {
-    "attention": _ATTENTION | {"return_lse", "dropout_p", "seed", "training"},
+    "attention": _ATTENTION | {"return_lse", "dropout_p", "seed", "training", "num_splits"},
     "attention_backward": _ATTENTION,
     "attention_varlen": (_ATTENTION - {"attn_mask"}) | {"return_lse", "max_seqlen_q", "max_seqlen_k"},
     "attention_paged": (_ATTENTION - {"attn_mask"}) | {"return_lse"},

@@ -110,3 +110,20 @@ def other_options(
     )  # fmt: skip
     out = flash.attend(problem, steps, q.dtype)[0].to(q.dtype)
     return (out, flash.attend(replace(problem, sink=None), steps, q.dtype)[1]) if return_lse else out
+
+
+@describe("attention", contract={"preset": "flash", "splits": 8})
+def splits_as_asked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    num_splits: int = 1,
+    return_lse: bool = False,
+) -> Result:
+    """As many splits of the keys as the caller wants."""
+    function = kernel(Steps(splits=num_splits))
+    return function(q, k, v, scale=scale, is_causal=is_causal, attn_mask=attn_mask, return_lse=return_lse)

@@ -35,6 +35,7 @@ HONEST: tuple[Honest, ...] = (
     _flash("split_3", "3 splits, of unequal length for most numbers of keys, merged by their LSE"),
     _flash("split_4", "4 splits of the keys, merged by their LSE"),
     _flash("split_8", "8 splits of the keys, merged by their LSE"),
+    _flash("splits_as_asked", "a number of splits that is a parameter"),
     _flash("reversed_keys", "tiles from the last key to the first"),
     _flash("uncast_weights", "P stays in float32"),
     _flash("prescaled_query", "q * scale rounded to the input dtype, as its contract declares"),
