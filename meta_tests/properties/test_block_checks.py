@@ -21,7 +21,7 @@ from targets.honest.mla_backward import mla_backward as honest_gradients
 from targets.honest.mla_block import mla_block as honest_mla
 from targets.registry import resolve
 
-PROFILE = replace(PROFILES["quick"], examples=4, shrink_seconds=0.0)
+PROFILE = replace(PROFILES["quick"], examples=3, shrink_seconds=0.0)
 TABLES: dict[str, tuple[Property, ...]] = {
     "gqa_block": gqa_block.PROPERTIES,
     "mla_block": mla_block.PROPERTIES,
@@ -111,7 +111,7 @@ def wrong(op: str, id: str) -> Target:
 
 def shortened(row: Property) -> Property:
     """The row with a few of its edge inputs."""
-    return replace(row, edges=lambda bench: list(islice(row.edges(bench), 4)))
+    return replace(row, edges=lambda bench: list(islice(row.edges(bench), 3)))
 
 
 def bench_of(target: Target) -> Bench:

@@ -23,7 +23,7 @@ from targets.honest.softmax import softmax as honest
 from targets.honest.softmax import softmax_exp2
 from targets.registry import resolve
 
-PROFILE = replace(PROFILES["quick"], examples=10, shrink_seconds=0.0, large=512)
+PROFILE = replace(PROFILES["quick"], examples=5, shrink_seconds=0.0, large=256)
 P14 = next(row for row in softmax.PROPERTIES if row.id == "P14")
 LEGAL = {Verdict.PASS, Verdict.VACUOUS, Verdict.EXEMPT}
 
@@ -99,7 +99,7 @@ def test_a_wrong_kernel_fails_each_row(row: Property) -> None:
 
 
 @pytest.mark.parametrize("row", softmax_backward.PROPERTIES, ids=lambda row: row.id)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp64"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_torch_and_an_exact_kernel_pass_each_row(row: Property, dtype: str) -> None:
     for kernel in ("torch_softmax_backward", wrong(right)):
         found = verdicts(bench_of(kernel, "softmax_backward", dtype), row)
