@@ -42,6 +42,21 @@ def read(function: Any, **more: Any) -> Target:
         ),
         (lambda k, q, v, /: 0, "attention", {"k": None, "q": None, "v": None}),
         (lambda q, k, v, tile=3, **more: 0, "attention", {"q": "q", "k": "k", "v": "v"}),
+        (
+            lambda q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False: 0,
+            "attention_varlen",
+            {n: n for n in (*INPUTS["attention_varlen"], "max_seqlen_q", "max_seqlen_k")} | {"is_causal": "causal"},
+        ),
+        (
+            lambda q, k_cache, v_cache, page_table, cache_seqlens, window=None: 0,
+            "attention_paged",
+            {n: n for n in INPUTS["attention_paged"]} | {"block_table": "page_table", "window_size": "window"},
+        ),
+        (
+            lambda q, k, v, dropout_p=0.0, seed=None: 0,
+            "attention",
+            {n: n for n in ("q", "k", "v", "dropout_p", "seed")},
+        ),
         (lambda q_nope, q_pe, c_kv, k_pe, w_uk, w_uv: 0, "mla", {n: n for n in INPUTS["mla"]}),
         (lambda x, position_ids, base=1e4: 0, "rope", {"x": "x", "positions": "position_ids", "base": "base"}),
         (lambda x, cos, sin: 0, "rope_apply", {"x": "x", "cos": "cos", "sin": "sin"}),
@@ -75,10 +90,10 @@ def test_a_unary_function_is_told_by_its_name(name: str, op: str) -> None:
 @pytest.mark.parametrize(
     ("function", "op", "message"),
     [
-        (lambda q, k, v, positions: 0, None, "'positions' is unknown; attention knows attn_mask, is_causal, k, q"),
-        (lambda a, b, c: 0, None, "(a, b, c) fits no op; name one with --op: attention, mla"),
+        (lambda q, k, v, positions: 0, None, "'positions' is unknown; attention knows alibi_slopes, attn_mask"),
+        (lambda a, b, c: 0, None, "(a, b, c) fits no op; name one with --op: attention, attention_backward"),
         (lambda: 0, None, "fits no op"),
-        (lambda *a: 0, None, "name it with --op: attention, mla"),
+        (lambda *a: 0, None, "name it with --op: attention, attention_backward"),
         (lambda a, b: 0, "attention", "op attention needs a parameter 'q'; it has a, b"),
         (lambda k, q, w: 0, "attention", "op attention needs a parameter 'v'; it has k, q, w"),
         (lambda a, b, c, d: 0, "attention", "its required parameter 'd' is unknown"),
@@ -397,8 +412,11 @@ def test_names_tell_targets_apart(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("def attention(q, k, v): return q\n\n\ndef sdpa_math(q, k, v): return q\n")
     one, two = f"{tmp_path / 'one.py'}", f"{tmp_path / 'two.py'}"
     specs = [f"{one}:attention", f"{two}:attention", f"{one}:sdpa_math", "sdpa_math", f"{one}:attention"]
-    assert [t.name for t in resolve_all(specs)] == ["one.attention", "two.attention", "one.sdpa_math", "sdpa_math"]
-    assert [t.name for t in resolve_all(specs[:1])] == ["attention"]
+    names = ["one.attention", "two.attention", "one.sdpa_math", "sdpa_math"]
+    # Each is followed by its gradient.
+    found = [t.name for t in resolve_all(specs)]
+    assert (found[::2], found[1::2]) == (names, [f"{name}_backward" for name in names])
+    assert [t.name for t in resolve_all(specs[:1], op="attention")] == ["attention"]
 
 
 def test_options_are_the_ops_own() -> None:

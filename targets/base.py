@@ -21,7 +21,7 @@ from oracle.ops.attention_case import CHOICES
 from targets import frameworks
 from targets.deadline import Overdue, deadline
 from targets.metadata import DEVICES, metadata, problems
-from targets.signature import INPUTS, OPTIONS, OUTPUTS, BadTarget, read
+from targets.signature import EXTRAS, INPUTS, OPTIONS, OUTPUTS, BadTarget, read
 
 __all__ = ["INPUTS", "OPTIONS", "OUTPUTS", "BadTarget", "Observed", "Session", "Target", "run", "target_from"]
 
@@ -248,7 +248,7 @@ def one_line(error: BaseException) -> str:
 
 def _arguments(target: Target, case: Case) -> dict[str, Any]:
     given: dict[str, Any] = {}
-    for name in sorted(OPTIONS[target.op]):
+    for name in sorted(OPTIONS[target.op] | EXTRAS.get(target.op, frozenset())):
         if target.parameters.get(name) is None:
             continue
         value = case.options.get(name)
@@ -276,7 +276,8 @@ def _required_default(op: str, name: str, case: Case) -> Any:
         return 1.0 / float(np.sqrt(width))
     if name == "rotary_dim":
         return case.arrays[INPUTS[op][0]].shape[-1]
-    return {"base": 10000.0, "layout": "half"}.get(name)
+    usual = {"base": 10000.0, "layout": "half", "dropout_p": 0.0, "seed": 0, "training": False, "num_splits": 1}
+    return usual.get(name)
 
 
 def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str, NDArray[Any]]:

@@ -68,9 +68,9 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 }
 _ATTENTION = frozenset({"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks"})
 OPTIONS: dict[str, frozenset[str]] = {
-    "attention": _ATTENTION | {"return_lse", "dropout_p", "seed", "training", "num_splits"},
+    "attention": _ATTENTION | {"return_lse"},
     "attention_backward": _ATTENTION,
-    "attention_varlen": (_ATTENTION - {"attn_mask"}) | {"return_lse", "max_seqlen_q", "max_seqlen_k"},
+    "attention_varlen": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
     "attention_paged": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
     "mla": frozenset({"scale", "is_causal", "return_lse"}),
     "mla_backward": frozenset({"scale", "is_causal"}),
@@ -84,6 +84,11 @@ OPTIONS: dict[str, frozenset[str]] = {
     "log_softmax": frozenset(),
     "logsumexp": frozenset(),
 }
+EXTRAS: dict[str, frozenset[str]] = {
+    "attention": frozenset({"dropout_p", "seed", "training", "num_splits"}),
+    "attention_varlen": frozenset({"max_seqlen_q", "max_seqlen_k"}),
+}
+"""Parameters that are no options of the op: what it means does not depend on them, or they follow from its inputs."""
 _CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 
 
@@ -112,7 +117,7 @@ def read(function: Callable[..., Any], spec: str, *, op: str | None = None, name
     guessed = op is None
     op = op or _guess(own, name, spec)
     own = _by_position(own, op, signature, spec)
-    known = {*INPUTS[op], *OPTIONS[op]}
+    known = {*INPUTS[op], *OPTIONS[op], *EXTRAS.get(op, ())}
     required = frozenset(n for n, p in own.items() if p.default is inspect.Parameter.empty)
     strange = sorted(n for n in required if n not in known)
     if strange:
