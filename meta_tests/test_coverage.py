@@ -13,6 +13,7 @@ from properties.bench import PROFILES, Bench, bench_for
 from properties.property import Property, properties_for
 from targets.base import INPUTS, Target
 from targets.conventions import CONVENTIONS
+from targets.gradient import with_gradients
 from targets.honest.table import HONEST
 from targets.mutants.table import MUTANTS
 from targets.probes import tiny_case
@@ -139,6 +140,7 @@ def test_every_op_has_a_built_in_target_or_a_reason_why_not() -> None:
             target = load_builtin(builtin)
         except Unavailable:
             continue
-        found[target.op].append(target)
+        for one in with_gradients([target]):
+            found[one.op].append(one)
     # The rotation alone is a part of kernels, not one that anybody ships by itself.
     assert [op for op, names in found.items() if not names] in ([], ["rope_apply"])

@@ -13,6 +13,8 @@ tensors, as Python numbers would be compiled into it; so does the scale, which t
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -143,9 +145,10 @@ def compiled(
 ) -> Tensor:
     """As `unfused`, without masks, ALiBi and the LSE, which would multiply the kernels to compile.
 
-    For the same reason KV heads are repeated before the call, and every head is an entry of the batch, of at least
-    two: torch compiles anew for each number of heads, and for a batch of one. NotImplementedError where a CPU's kernel
-    has no C++ compiler or would have to give gradients.
+    For the same reason KV heads are repeated before the call, every head is an entry of the batch, of at least two, and
+    head dimensions are padded with zeros to multiples of 64: torch compiles anew for each number of heads and
+    dimensions, and for a batch of one. NotImplementedError where a CPU's kernel has no C++ compiler or would have to
+    give gradients.
     """
     if q.device.type == "cpu" and not _has_compiler():
         raise NotImplementedError("FlexAttention's CPU kernel is compiled, and there is no C++ compiler")
@@ -155,17 +158,19 @@ def compiled(
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     group = heads // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    width = v.shape[-1]
     q, k, v = (_of_one_head(t) for t in (q, k, v))
     score, mask = _modifications(q, k, factor, is_causal, None, window_size, softcap, None)
     with torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
         out = _compiled()(q, k, v, score_mod=score, block_mask=mask, scale=1.0)
-    return out[: batch * heads].reshape(batch, heads, *out.shape[2:])  # type: ignore[no-any-return]
+    out = out[: batch * heads, ..., :width]
+    return out.reshape(batch, heads, *out.shape[2:]).contiguous()  # type: ignore[no-any-return]
 
 
 def _of_one_head(tensor: Tensor) -> Tensor:
-    """[B, H, S, D] as [B H, 1, S, D], with zeros for a second entry where there is one."""
+    """[B, H, S, D] as [B H, 1, S, 64 n], with zeros for a second entry where there is one and behind D."""
     flat = tensor.flatten(0, 1).unsqueeze(1)
-    return torch.nn.functional.pad(flat, (0, 0, 0, 0, 0, 0, 0, int(len(flat) == 1))).contiguous()
+    return torch.nn.functional.pad(flat, (0, -flat.shape[-1] % 64, 0, 0, 0, 0, 0, int(len(flat) == 1))).contiguous()
 
 
 @functools.cache
@@ -175,12 +180,7 @@ def _compiled() -> Any:
 
 @functools.cache
 def _has_compiler() -> bool:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        return bool(get_cpp_compiler())
-    except Exception:  # its own type, which moved between versions
-        return False
+    return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
 
 
 _COMMON: dict[str, Any] = {

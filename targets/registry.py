@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from targets.base import BadTarget, Target, one_line, target_from
-from targets.gradient import BACKWARD, with_gradients
+from targets.gradient import BACKWARD, SUFFIX, with_gradients
 
 ENTRY_POINTS = "attn_oracle.targets"
 
@@ -110,7 +110,7 @@ def resolve(spec: str, *, op: str | None = None) -> Target:
 def resolve_all(specs: Sequence[str], *, op: str | None = None) -> list[Target]:
     """The targets named by ``specs``, each once, and their gradients; those of one name are called by module too."""
     found = with_gradients([_resolved(spec, op) for spec in dict.fromkeys(specs)], op=op)
-    for rename in (_by_module, lambda target: target.spec):
+    for rename in (_by_module, _by_spec):
         shared = Counter(t.name for t in found)
         found = [replace(t, name=rename(t)) if shared[t.name] > 1 else t for t in found]
     return found
@@ -131,8 +131,12 @@ def _resolved(spec: str, op: str | None) -> Target:
 
 
 def _by_module(target: Target) -> str:
-    place, _, attribute = target.spec.rpartition(":")
-    return f"{Path(place).stem if place.endswith('.py') else place}.{attribute}" if place else target.name
+    place = target.spec.rpartition(":")[0]
+    return f"{Path(place).stem if place.endswith('.py') else place}.{target.name}" if place else target.name
+
+
+def _by_spec(target: Target) -> str:
+    return target.spec if target.forward is None else target.spec + SUFFIX
 
 
 def known_names() -> tuple[str, ...]:
