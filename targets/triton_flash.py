@@ -76,9 +76,9 @@ def attention(
 
     Returns out [B, Hq, Sq, Dv] in the inputs' dtype, and with `return_lse` also ln sum e^S (with the sink),
     float32 [B, Hq, Sq]. A row that sees no key gives 0 and -inf, or the sink. A NaN or infinity at a hidden key
-    may reach rows of the same tile through v (0 * NaN), never through k. Gradients flow to q, k, v, sinks and
-    a floating mask. Raises ValueError for other shapes and options, TypeError for other dtypes, NotImplementedError for bfloat16
-    where it would have to be interpreted and cannot be, and for gradients of slopes.
+    may reach rows of the same tile through v (0 * NaN), never through k. Gradients flow to q, k, v, sinks and a
+    floating mask. Raises ValueError for other shapes and options, TypeError for other dtypes, NotImplementedError for
+    bfloat16 where it would have to be interpreted and cannot be, and for gradients of slopes.
     """
     validate(q, k, v)
     options = options_of(
