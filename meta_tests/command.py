@@ -24,6 +24,9 @@ def attention(q, k, v, *, scale=None, is_causal=False):
         hidden = ~torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         scores = scores.masked_fill(hidden, float("-inf"))
     return (torch.softmax(scores, -1) @ values).to(q.dtype)
+
+
+attention.__attn_oracle__ = {"gradients": False}
 """
 
 

@@ -24,7 +24,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "wrong_shape": ("return attention(q, k, v)[..., :-1]", "FAIL", "shape"),
     "wrong_dtype": ("return attention(q, k, v).double()", "FAIL", "float64"),
     "integers": ("return attention(q, k, v).int()", "FAIL", "int32"),
-    "unreadable_dtype": ("return attention(q, k, v).to(torch.float8_e4m3fn)", "ERROR", "Float8"),
+    "unreadable_dtype": ("return attention(q, k, v).to(torch.float8_e4m3fnuz)", "ERROR", "Float8"),
     "nothing": ("return None", "ERROR", "NoneType"),
     "empty_tuple": ("return ()", "ERROR", "empty tuple"),
     "odd_tuple": ("return 'a', 3", "ERROR", "str"),

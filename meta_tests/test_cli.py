@@ -46,7 +46,7 @@ WRONG_USE: dict[str, tuple[list[str], str]] = {
     "module": (["no.such.module:f"], "no module 'no.such.module'"),
     "not callable": (["KERNEL:torch.__name__"], "is str, not a function"),
     "no signature": (["KERNEL:torch.softmax"], "--op"),
-    "op": ([KERNEL, "--op", "nosuch"], "unknown op 'nosuch'; known: attention, mla"),
+    "op": ([KERNEL, "--op", "nosuch"], "unknown op 'nosuch'; known: attention, attention_backward"),
     "op of a built-in": (["sdpa_math", "--op", "rope"], "sdpa_math is of op attention, not rope"),
     "dtype": ([KERNEL, "--dtype", "fp8"], "unknown dtype 'fp8'; known: fp64, fp32, fp16, bf16"),
     "undeclared dtype": (["eager_attention_fp32", "--dtype", "fp64"], "declares no fp64; it takes fp32, fp16, bf16"),
@@ -90,8 +90,8 @@ def test_wrong_use_is_said_in_one_line_and_gives_code_two(
         ("def f(q k):", "SyntaxError"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
-        ("def f(q, k, v, positions): pass", "required parameter 'positions' is unknown; attention knows attn_mask,"),
-        ("def f(a, b): pass", "f(a, b) fits no op; name one with --op: attention, mla"),
+        ("def f(q, k, v, positions): pass", "required parameter 'positions' is unknown; attention knows alibi_slopes,"),
+        ("def f(a, b): pass", "f(a, b) fits no op; name one with --op: attention, attention_backward"),
         ("def softmax(x, dim): pass\nf = softmax", "required parameter 'dim' is unknown; softmax knows x"),
         ("def f(q, k, v): pass\nf.__attn_oracle__ = {'dtypes': 'fp32'}", "dtypes must be a tuple"),
         ("class f:\n    def __init__(self, heads): pass", "is a class whose instances need heads"),
@@ -145,7 +145,7 @@ def test_targets_lists_what_there_is() -> None:
         "op": "rope",
         "dtypes": ["fp32", "fp16", "bf16"],
         "devices": ["cpu"],
-        "options": ["base", "layout"],
+        "options": ["base", "layout", "scaling"],
         "description": rows["seed_rope_numpy"]["description"],
     }
     assert rows["sdpa_cudnn"]["devices"] == ["cuda"]
@@ -283,7 +283,7 @@ def test_waivers_explain_what_they_match_and_are_stale_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(waivers, "waivers_of", lambda target: (waiver(contains),) if target == "sdpa_math" else ())
-    words = ("sdpa_math", "--dtype", "fp32", "--profile", "default")
+    words = ("sdpa_math", "--op", "attention", "--dtype", "fp32", "--profile", "default")
     done = told(monkeypatch, tmp_path / "out", judging(verdict), *words)
     assert done.code == code, done.words
     assert sorted(r.verdict for r in done.records) == expected

@@ -85,7 +85,9 @@ def chosen_targets(config: pytest.Config) -> list[Target]:
     op, device = config.getoption("--op"), config.getoption("--device").partition(":")[0]
     try:
         if config.getoption("--target"):
-            return resolve_all(config.getoption("--target"), op=op)
+            found = resolve_all(config.getoption("--target"), op=op)
+            saved = config.getoption("--case")
+            return found if saved is None else [t for t in found if t.op == load_case(Path(saved)).op]
         found = []
         for builtin in BUILTINS:
             if builtin.by_name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from oracle.bounds.contract import PRESETS
 from oracle.case import load_case
@@ -33,7 +34,7 @@ def check(options: argparse.Namespace) -> list[Target]:
     if options.workers is not None and options.workers < 0:
         raise WrongUse(f"--workers takes a number from 0, got {options.workers}")
     _check_device(options.device)
-    found = resolve_all([*options.targets, *options.more], op=options.op)
+    found = of_case(resolve_all([*options.targets, *options.more], op=options.op), options.case)
     ops = {t.op for t in found} or {options.op or op for op in INPUTS}
     for target in found:
         if options.device.partition(":")[0] not in target.devices:
@@ -47,6 +48,14 @@ def check(options: argparse.Namespace) -> list[Target]:
     if options.case is not None:
         _check_case(options, found)
     return found
+
+
+def of_case(found: list[Target], case: str | None) -> list[Target]:
+    """Without the gradients of targets where a saved case is of the forward op; and the other way round."""
+    if case is None:
+        return found
+    op = load_case(Path(case)).op
+    return [t for t in found if t.op == op] or found
 
 
 def _check_device(device: str) -> None:
