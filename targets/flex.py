@@ -189,7 +189,7 @@ _COMMON: dict[str, Any] = {
     "conventions": {"causal_alignment": "bottom_right"},
 }
 unfused.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+    "dtypes": ("fp32", "fp16", "bf16"),
     "description": "torch FlexAttention, not compiled",
 }
 compiled.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
