@@ -366,8 +366,7 @@ _MLA_BLOCK = {
 }
 # Gradients of mla's core in the materialised order; up-projections and the gradients of what they gave are stored.
 _MLA_BACKWARD = {
-    name: tuple(replace(f, up="input") for f in forms) if name in _CALLS else forms
-    for name, forms in _BACKWARD.items()
+    name: tuple(replace(f, up="input") for f in forms) if name in _CALLS else forms for name, forms in _BACKWARD.items()
 }
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention": _ATTENTION,
