@@ -55,7 +55,7 @@ def _ranges(bench: Bench) -> st.SearchStrategy[Input]:
 
 
 def _grouped(bench: Bench) -> st.SearchStrategy[Input]:
-    return drawn(bench, grouped=True, largest_k=24)
+    return drawn(bench, grouped=True, largest_q=8, largest_k=24)
 
 
 def _made(bench: Bench, **more: Any) -> Input:

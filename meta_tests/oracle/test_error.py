@@ -240,8 +240,9 @@ def test_exact_agrees_with_rounding(fmt):
     low_end, high_end = max(fmt.emin - fmt.precision - 2, -1074), min(fmt.emax + 1, 1023)
     x = np.ldexp(rng.uniform(-2, 2, 50_000), rng.integers(low_end, high_end, 50_000).astype(int))
     y = fmt.round(x)
-    assert rounds(fmt, y, x).all()
     inner = np.isfinite(y)
+    # A format without infinity says nothing of what is too large for it.
+    assert rounds(fmt, y, x)[inner | fmt.infinite].all()
     for other in (fmt.next_up(y), fmt.next_down(y)):
         changed = inner & (other != y)
         assert changed.any()
