@@ -28,7 +28,7 @@ class Profile:
 
 PROFILES = {
     "quick": Profile("quick", 15, 4.0, 1024),
-    "default": Profile("default", 40, 15.0, 4096),
+    "default": Profile("default", 32, 15.0, 4096),
     "deep": Profile("deep", 500, 60.0, 16384),
 }
 

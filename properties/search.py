@@ -138,7 +138,7 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
     @seeded(seed)
     @settings(
         # An interpreter takes a hundred times as long a call.
-        max_examples=max(1, bench.profile.examples // (8 if bench.target.interpreted else 1)),
+        max_examples=max(1, bench.profile.examples // (16 if bench.target.interpreted else 1)),
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),

@@ -116,7 +116,7 @@ flash.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
     "description": "torch SDPA, flash backend",
 }
 flash_lse.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+    "dtypes": ("fp32", "fp16", "bf16"),
     "devices": ("cpu",),
     # Those of `flash`, which is the same kernel.
     "gradients": False,
