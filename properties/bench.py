@@ -18,12 +18,17 @@ from targets.base import OPTIONS, Observed, Target, run
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How much to try. examples: a search's cases. shrink_seconds: spent on shrinking a failure. large: largest Sk."""
+    """How much to try. examples: a search's cases. shrink_seconds: spent on shrinking a failure. large: largest Sk.
+
+    shared: the time is that of all built-in targets together, so that interpreted ones, whose calls take a hundred
+    times as long, try less of it.
+    """
 
     name: str
     examples: int
     shrink_seconds: float
     large: int
+    shared: bool = False
 
 
 PROFILES = {

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oracle.bounds.table import bounds_of
 from oracle.case import Case
@@ -52,20 +53,32 @@ def explain(bench: Bench, case: Case, *, seconds: float = 4.0) -> str:
     if not case.arrays or _size(case) > LARGEST_CASE:
         return ""
     deadline = time.process_time() + seconds
-    seen = _observed(bench, case)
-    if seen is None:
+    scene = _scene(bench, case)
+    if scene is None or not any(mask.any() for mask in scene.wrong.values()):
         return ""
-    wrong = _wrong(bench, case, seen)
-    if not any(mask.any() for mask, _ in wrong.values()):
-        return ""
-    fresh = _fresh(bench, case)
-    again = _observed(bench, fresh)
+    scenes = [s for s in (scene, _scene(bench, _fresh(bench, case))) if s is not None]
     for says, made in _hypotheses(case):
         if time.process_time() > deadline:
             break
-        if _fits(bench, case, seen, made(case)) and (again is None or _fits(bench, fresh, again, made(fresh))):
+        if all(_fits(s, made(s.case)) for s in scenes):
             return f"as if {says}"
-    return _where(wrong)
+    return _where(scene.wrong)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scene:
+    """A case, what was observed of it, the exact gradients in float64, and per output the wrong elements and bounds."""
+
+    case: Case
+    seen: Outputs
+    exact: Outputs
+    wrong: Mapping[str, NDArray[np.bool_]]
+    rooms: Outputs
+
+
+def _scene(bench: Bench, case: Case) -> _Scene | None:
+    seen = _observed(bench, case)
+    return None if seen is None else _Scene(case, seen, computed(case, Pass()), *_wrong(bench, case, seen))
 
 
 def _size(case: Case) -> int:
@@ -86,9 +99,8 @@ def _fresh(bench: Bench, case: Case) -> Case:
     return case.with_arrays(**{n: bench.fmt.store(rng.standard_normal(a.shape)) for n, a in case.arrays.items()})
 
 
-def _wrong(bench: Bench, case: Case, seen: Outputs) -> dict[str, tuple[Any, Float64Array]]:
+def _wrong(bench: Bench, case: Case, seen: Outputs) -> tuple[dict[str, NDArray[np.bool_]], Outputs]:
     """Per output: which elements break every form of the contract, and the widest bound."""
-    found = {}
     rooms = {n: np.zeros(v.shape) for n, v in seen.items()}
     masks = {n: np.zeros(v.shape, dtype=bool) for n, v in seen.items()}
     for block in enclose(case):
@@ -104,23 +116,20 @@ def _wrong(bench: Bench, case: Case, seen: Outputs) -> dict[str, tuple[Any, Floa
             for array, values in ((rooms[name], room), (masks[name], bad)):
                 whole = block.whole(name, array)
                 whole[block.rows] = np.broadcast_to(values, whole[block.rows].shape)
-    for name in seen:
-        found[name] = (masks[name], rooms[name])
-    return found
+    return masks, rooms
 
 
-def _fits(bench: Bench, case: Case, seen: Outputs, predicted: Mapping[str, Float64Array]) -> bool:
+def _fits(scene: _Scene, predicted: Mapping[str, Float64Array]) -> bool:
     """Whether the prediction explains every output that was seen."""
-    exact = computed(case, Pass())
-    for name, (_, room) in _wrong(bench, case, seen).items():
+    unit = format_of(scene.case.arrays["q"]).unit_roundoff
+    for name, seen in scene.seen.items():
         there = predicted.get(name)
         if there is None:
             return False
-        unit = format_of(case.arrays["q"]).unit_roundoff
-        moved = np.abs(there - exact[name])
-        slack = room + ROUNDINGS * unit * (moved + moved.max(initial=0.0) / 4)
+        moved = np.abs(there - scene.exact[name])
+        slack = scene.rooms[name] + ROUNDINGS * unit * (moved + moved.max(initial=0.0) / 4)
         with np.errstate(all="ignore"):
-            if not np.all(np.abs(seen[name] - there) <= slack):
+            if not np.all(np.abs(seen - there) <= slack):
                 return False
     return True
 
@@ -255,10 +264,10 @@ def _one_of_group(case: Case, pick: int) -> Outputs:
     return computed(case, Pass()) | {n: one[n] for n in ("dk", "dv")}
 
 
-def _where(wrong: Mapping[str, tuple[Any, Float64Array]]) -> str:
+def _where(wrong: Mapping[str, NDArray[np.bool_]]) -> str:
     """Which outputs are wrong, and in which rows where that is not all of them."""
     said = []
-    for name, (mask, _) in wrong.items():
+    for name, mask in wrong.items():
         if not mask.any():
             continue
         rows = mask.any(axis=-1) if mask.ndim > 1 else mask
@@ -266,5 +275,5 @@ def _where(wrong: Mapping[str, tuple[Any, Float64Array]]) -> str:
         places = np.flatnonzero(rows)
         share = "all rows" if rows.all() else f"rows {places[0]} to {places[-1]}"
         said.append(f"{name} ({share if len(places) > 1 or rows.all() else f'row {places[0]}'})")
-    right = [name for name, (mask, _) in wrong.items() if not mask.any()]
+    right = [name for name, mask in wrong.items() if not mask.any()]
     return f"wrong in {', '.join(said)}" + (f"; right in {', '.join(right)}" if right else "")

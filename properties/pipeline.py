@@ -73,9 +73,10 @@ def structure(bench: Bench, case: Case, observed: Observed) -> Judgement | None:
     for name in op.required_outputs(case):
         if name not in observed.outputs:
             return Judgement(Verdict.FAIL, Basis.EXACT, f"no {name} was returned")
-        given = observed.outputs[name].dtype
-        if given != expected:
-            return Judgement(Verdict.FAIL, Basis.EXACT, f"{name} has dtype {given}, expected {expected}")
+        given, option = observed.outputs[name].dtype, op.gradients_of.get(name)
+        wanted = expected if option is None else case.options[option].dtype
+        if given != wanted:
+            return Judgement(Verdict.FAIL, Basis.EXACT, f"{name} has dtype {given}, expected {wanted}")
     out = observed.outputs[op.outputs[0]]
     if "lse" in observed.outputs and observed.outputs["lse"].dtype not in (np.float32, np.float64, out.dtype):
         return Judgement(Verdict.FAIL, Basis.EXACT, f"lse has dtype {observed.outputs['lse'].dtype}, expected float32")

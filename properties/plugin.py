@@ -209,7 +209,9 @@ def _bench(config: pytest.Config, examination: Examination, journal: Journal) ->
         words=_words(config),
     )
     target = replace(target, session=session)
+    whole = not config.getoption("--target") and not config.getoption("--dtype")
     profile = PROFILES[config.getoption("--profile")]
+    profile = replace(profile, shared=whole and profile.name != "deep")
     contract = config.getoption("--contract")
     plain = bench_for(target, dtype, device=device, contract=contract, profile=profile)
     journal.context = _context(plain, examination.prop, config)

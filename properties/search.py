@@ -54,13 +54,19 @@ def hunt(
 
 
 def _edges(bench: Bench, prop: Property) -> Iterator[Input]:
-    """The property's list; of a long one, every other input where calls are interpreted, fp16 the others than the rest.
+    """The property's list. In the job of all targets an interpreted one meets every other input of a long one.
 
-    One kernel at three dtypes then meets all of them, most of them twice, in half the time.
+    Those are the even ones in some dtypes and the odd ones in fp16: one kernel at all its dtypes meets all of them.
     """
     edges = list(prop.edges(bench))
-    thinned = bench.target.interpreted and bench.profile.name != "deep" and len(edges) > FEW
+    thinned = bench.target.interpreted and bench.profile.shared and len(edges) > FEW
     yield from edges[int(bench.dtype == "fp16") :: 2] if thinned else edges
+
+
+def _examples(bench: Bench) -> int:
+    """How many cases a search draws: fewer where an interpreter takes a hundred times as long a call."""
+    share = (16 if bench.profile.shared else 4) if bench.target.interpreted else 1
+    return max(1, bench.profile.examples // share)
 
 
 def examine(
@@ -137,8 +143,7 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
 
     @seeded(seed)
     @settings(
-        # An interpreter takes a hundred times as long a call.
-        max_examples=max(1, bench.profile.examples // (16 if bench.target.interpreted else 1)),
+        max_examples=_examples(bench),
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),

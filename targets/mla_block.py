@@ -11,6 +11,7 @@ float64) and stored in the inputs' dtype; norms, angles and rotations are evalua
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,59 +131,8 @@ def mla_block(
     return decode(x, positions, None, weights, Settings(base, scale, eps, form, layout))[0]
 
 
-def mla_block_materialised(
-    x: Tensor,
-    positions: Tensor,
-    w_dkv: Tensor,
-    w_uk: Tensor,
-    w_uv: Tensor,
-    w_kr: Tensor,
-    w_dq: Tensor,
-    w_uq: Tensor,
-    w_qr: Tensor,
-    w_o: Tensor,
-    *,
-    num_heads: int | None = None,
-    base: float = 10000.0,
-    scale: float | None = None,
-    norm_kv: Tensor | None = None,
-    norm_q: Tensor | None = None,
-    eps: float = 1e-6,
-    layout: str = "half",
-) -> Tensor:
-    """`mla_block`, materialised."""
-    return mla_block(
-        x, positions, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o, num_heads=num_heads, base=base, scale=scale,
-        norm_kv=norm_kv, norm_q=norm_q, eps=eps, form="materialised", layout=layout,
-    )  # fmt: skip
-
-
-def mla_block_absorbed(
-    x: Tensor,
-    positions: Tensor,
-    w_dkv: Tensor,
-    w_uk: Tensor,
-    w_uv: Tensor,
-    w_kr: Tensor,
-    w_dq: Tensor,
-    w_uq: Tensor,
-    w_qr: Tensor,
-    w_o: Tensor,
-    *,
-    num_heads: int | None = None,
-    base: float = 10000.0,
-    scale: float | None = None,
-    norm_kv: Tensor | None = None,
-    norm_q: Tensor | None = None,
-    eps: float = 1e-6,
-    layout: str = "half",
-) -> Tensor:
-    """`mla_block`, absorbed."""
-    return mla_block(
-        x, positions, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o, num_heads=num_heads, base=base, scale=scale,
-        norm_kv=norm_kv, norm_q=norm_q, eps=eps, form="absorbed", layout=layout,
-    )  # fmt: skip
-
+mla_block_materialised = functools.partial(mla_block, form="materialised")
+mla_block_absorbed = functools.partial(mla_block, form="absorbed")
 
 _COMMON: dict[str, Any] = {"op": "mla_block", "dtypes": ("fp32", "fp16", "bf16"), "devices": ("cpu", "cuda")}
 mla_block_materialised.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]

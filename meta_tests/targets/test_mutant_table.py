@@ -42,7 +42,7 @@ FILES = {path.stem for path in Path(mutants.__file__).parent.glob("*.py")} - {"_
 OPENLY_WRONG = {
     "scale_one_by_default", "lazy_rescaling_mixes_maxima", "last_key_of_full_tile_dropped",
     "logsumexp_base_two",
-    "backward_delta_dropped", "backward_key_scale_missing",
+    "backward_delta_dropped", "backward_key_scale_missing", "backward_ignores_cotangent",
     "rope_backward_forward_again",
     "rope_layouts_swapped", "rope_halves_exchanged", "rope_exponent_of_pair", "rope_sine_negated",
     "mla_rope_part_omitted", "mla_scale_from_content_dim", "mla_divides_by_scale", "mla_rope_key_per_head",
@@ -161,6 +161,13 @@ def survives(row: Mutant, dtype: str) -> bool:
 @pytest.mark.parametrize(("row", "dtype"), rows(row.name for row in MUTANTS))
 def test_is_alive_on_casual_input(row: Mutant, dtype: str) -> None:
     assert survives(row, dtype) == (row.name not in OPENLY_WRONG)
+
+
+def test_backward_returns_no_sink_gradient() -> None:
+    row = _row("backward_returns_no_sink_gradient")
+    arguments = SMALLEST["backward_without_sink_gradient"](torch.float32)
+    assert set(load(row.target)(**arguments)) == {"dq", "dk", "dv"}
+    assert set(load(HONEST[row.op])(**arguments)) == {"dq", "dk", "dv", "dsinks"}
 
 
 def test_backward_accumulates_across_calls() -> None:

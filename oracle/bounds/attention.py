@@ -187,7 +187,7 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
         inner = inner + k_p * forward.cast_part(t, head.v_magnitude, found.largest)
         inner = inner + forward.underflow_part(t, land, found, form, c) + c.omega_v * (1 + k_p)
         apart = forward.sweeps_apart(eps, rho, land, form, c)
-        out_bound = forward.out_bound(inner, out, land, form, _with_output(c, out_format), apart=apart) * grow
+        out_bound = forward.out_bound(inner, out, land, form, forward.with_output(c, out_format), apart=apart) * grow
         lse_size = land.lse_size
         if "whole_lse" in block.values:
             lse_size = block.part("lse").upper_abs()
@@ -212,11 +212,6 @@ def _stacked(parts: list[Bounded]) -> Bounded:
     if len(parts) == 1:
         return parts[0]
     return Bounded(np.concatenate([p.bound for p in parts]), np.concatenate([p.may_overflow for p in parts]))
-
-
-def _with_output(c: Constants, fmt: Format) -> Constants:
-    # The observed dtype sets the output rounding; a wider output than declared can only be more exact.
-    return c if fmt.unit_roundoff <= c.u_o else replace(c, u_o=fmt.unit_roundoff, omega_o=max(c.omega_o, fmt.omega))
 
 
 def _score_error(

@@ -12,7 +12,7 @@ non-negative numbers; the caller multiplies by `inflation` once at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, log1p
 
 import numpy as np
@@ -366,6 +366,11 @@ def output_factor(land: Landscape, contract: Contract, c: Constants) -> float:
     # O may be multiplied by 1 / (1 + e^(s - L_k)) at the end.
     late = (c.u_div, 2 * c.u) if land.sink else ()
     return compound(division, *[c.u_o] * contract.output_stores, h / (1 - h), *late) + land.keys * c.w
+
+
+def with_output(c: Constants, fmt: Format) -> Constants:
+    """The constants with the rounding of the output that was observed; a wider one can only be more exact."""
+    return c if fmt.unit_roundoff <= c.u_o else replace(c, u_o=fmt.unit_roundoff, omega_o=max(c.omega_o, fmt.omega))
 
 
 def out_bound(

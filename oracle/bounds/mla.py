@@ -203,7 +203,7 @@ def bounds(
         sizes = _sizes(a)
         prepared = []
         for contract in forms:
-            c = _with_output(constants(contract, input_format), out_format)
+            c = forward.with_output(constants(contract, input_format), out_format)
             up = _store(contract.up, input_format, contract, c)
             prepared.append(_form(a, sizes, alpha, land, contract, c, up))
         # v is known to within v_rad only: the widest of each column widens all distances |v - O|.
@@ -242,11 +242,6 @@ def agreement(
         name: Bounded(first[name].bound + second[name].bound, first[name].may_overflow | second[name].may_overflow)
         for name in first
     }
-
-
-def _with_output(c: Constants, fmt: Format) -> Constants:
-    # The observed dtype sets the output rounding; a wider output than declared can only be more exact.
-    return c if fmt.unit_roundoff <= c.u_o else replace(c, u_o=fmt.unit_roundoff, omega_o=max(c.omega_o, fmt.omega))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,6 @@ query head, (DKV, b, kv) keys of one KV head (sums over its group), (DBIAS, ...)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -227,8 +226,8 @@ def _sinks(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bloc
 
 
 def needed(case: Case) -> tuple[str, ...]:
-    """Every target gives these; the gradients of a mask and of sinks it may leave out."""
-    return OUTPUTS[:3] if prod(case.arrays["q"].shape) else OUTPUTS[:1]
+    """Every target gives these; only the gradient of an additive mask, which is often a constant, it may leave out."""
+    return OUTPUTS[:3] if case.options.get("sinks") is None else (*OUTPUTS[:3], "dsinks")
 
 
 OPS = (
@@ -244,5 +243,6 @@ OPS = (
         model=None,
         width=width,
         needed=needed,
+        gradients_of={"dbias": "attn_mask", "dsinks": "sinks"},
     ),
 )

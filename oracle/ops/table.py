@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oracle.arithmetic.base import Arithmetic
@@ -36,6 +36,7 @@ class Op:
     model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]] | None
     width: Callable[[Case, tuple[int, ...]], int]
     needed: Callable[[Case], tuple[str, ...]] | None = None
+    gradients_of: Mapping[str, str] = field(default_factory=dict)
 
     def required_outputs(self, case: Case) -> tuple[str, ...]:
         """Outputs that a call with this case must give."""

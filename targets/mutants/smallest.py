@@ -19,6 +19,7 @@ Row = Sequence[float]
 
 SIDE_EFFECTS = (
     "backward_accumulates_across_calls",
+    "backward_returns_no_sink_gradient",
     "output_truncated",
     "query_scaled_in_place",
     "weights_truncated",
@@ -328,6 +329,7 @@ SMALLEST: Mapping[str, Builder] = {
     "backward_without_sink_gradient": backward([[1.0]], [[0.0]], [[1.0]], [[1.0]], sinks=torch.zeros(1)),
     "backward_ds_in_fp16": backward([[1.0]], [[0.0], [0.0]], [[0.0], [1.0]], [[2.0**-30]]),
     "backward_cap_slope_dropped": backward([[2.0]], [[0.0], [1.0]], [[0.0], [1.0]], [[1.0]], softcap=1.0),
+    "backward_ignores_cotangent": backward([[1.0]], [[0.0], [0.0]], [[0.0], [1.0]], [[2.0]]),
     "backward_key_scale_missing": backward(*_TWO_KEYS, scale=0.5),
     "backward_last_query_dropped": backward(*_TWO_KEYS),
     "backward_bias_gradient_scaled": backward(*_TWO_KEYS, scale=0.5, attn_mask=torch.zeros(1, 1, 1, 2)),

@@ -75,6 +75,12 @@ MUTANTS: tuple[Mutant, ...] = (
     _backward("backward_bias_gradient_scaled", "P14", "the mask's gradient is multiplied by the scale"),
     _backward("backward_causal_top_left", "P14", "aligned top-left, bottom-right is declared"),
     _backward("backward_weights_in_e4m3", "P14", "P cast to e4m3 for dV"),
+    _backward(
+        "backward_ignores_cotangent", "P25", "dO is taken as ones", "mindspore-lab/mindone#1438"
+    ),
+    _backward(
+        "backward_returns_no_sink_gradient", "P17", "the sinks' gradient is not returned", "ISEEKYAN/Megatron-LM#205"
+    ),
     _backward("backward_accumulates_across_calls", "P15", "dQ is added to an earlier call's"),
     # Range: scores, weights and sums that leave what a format or a shortcut can hold.
     _attention("finite_max_sentinel", "P9", "the running maximum starts at -50000",
