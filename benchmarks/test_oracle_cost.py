@@ -15,7 +15,7 @@ import pytest
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds.attention import bounds
-from oracle.bounds.contract import preset_forms
+from oracle.bounds.presets import preset_forms
 from oracle.case import Case
 from oracle.enclosure import Block, enclose
 from oracle.formats import FORMATS, Float64Array

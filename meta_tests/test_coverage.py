@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oracle.bounds.contract import PRESETS, default_preset, ladder, preset_forms
+from oracle.bounds.presets import PRESETS, default_preset, ladder, preset_forms
 from oracle.bounds.table import bounds_of
 from oracle.enclosure import enclose
 from oracle.formats import STORAGE, format_of

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from oracle.bounds.contract import Contract, declared_forms, ladder
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import declared_forms, ladder
 from oracle.case import Case
 from oracle.enclosure import Rows
 from oracle.formats import FORMATS, Format

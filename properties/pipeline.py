@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.contract import Contract, preset_forms
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import preset_forms
 from oracle.bounds.table import Bounded, bounds_of
 from oracle.case import Case
 from oracle.enclosure import PRECISIONS, Block, Enclosure, enclose, refine

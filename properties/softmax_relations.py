@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.contract import constants, preset_forms
+from oracle.bounds.contract import constants
+from oracle.bounds.presets import preset_forms
 from oracle.case import Case
 from oracle.enclosure import enclose
 from oracle.formats import Float64Array, format_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oracle.bounds.contract import PRESETS
+from oracle.bounds.presets import PRESETS
 from properties.record import Journal, Record, finish, lost, unfinished
 from properties.verdict import Basis, Verdict, exit_code
 from properties.waivers import stale, waive

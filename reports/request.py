@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from oracle.bounds.contract import PRESETS
+from oracle.bounds.presets import PRESETS
 from oracle.case import load_case
 from oracle.formats import STORAGE, format_of
 from properties.property import properties_for

@@ -12,11 +12,11 @@ from oracle.bounds.contract import (
     UnknownContract,
     accumulation_error,
     constants,
-    declared_forms,
     dot_error,
     rescale_error,
     row_sum_error,
 )
+from oracle.bounds.presets import declared_forms
 from oracle.formats import FORMATS, STORAGE
 from targets.conventions import wrong_convention
 from targets.frameworks import FRAMEWORKS

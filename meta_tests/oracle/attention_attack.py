@@ -14,7 +14,8 @@ import numpy as np
 from meta_tests.oracle.honest_attention import Kernel, run
 from meta_tests.oracle.honest_options import Options
 from oracle.bounds import attention as attention_bounds
-from oracle.bounds.contract import Contract, declared_forms
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import declared_forms
 from oracle.bounds.table import Bounded
 from oracle.case import Case
 from oracle.enclosure import Block, enclose, refine

@@ -14,7 +14,7 @@ from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds.attention_backward import bounds
-from oracle.bounds.contract import declared_forms
+from oracle.bounds.presets import declared_forms
 from oracle.case import Case
 from oracle.enclosure import Block, enclose, refine
 from oracle.formats import FORMATS, Float64Array, Format

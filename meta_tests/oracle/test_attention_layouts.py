@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle.bounds.contract import preset_forms
+from oracle.bounds.presets import preset_forms
 from oracle.bounds.table import bounds_of
 from oracle.case import Case, load_case, save_case
 from oracle.enclosure import enclose, refine

@@ -14,7 +14,7 @@ from meta_tests.oracle.attention_witness import DIGITS, case_of, entries, witnes
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
-from oracle.bounds.contract import declared_forms
+from oracle.bounds.presets import declared_forms
 from oracle.case import Case, load_case, save_case
 from oracle.enclosure import enclose, refine
 from oracle.formats import FORMATS

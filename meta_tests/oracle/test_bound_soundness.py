@@ -21,7 +21,8 @@ from meta_tests.oracle.plain_bound import plain_bound
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.bounds import attention as attention_bounds
 from oracle.bounds import contract as contracts
-from oracle.bounds.contract import Constants, Contract, constants, declared_forms, preset_forms
+from oracle.bounds.contract import Constants, Contract, constants
+from oracle.bounds.presets import declared_forms, preset_forms
 from oracle.bounds.table import Bounded
 from oracle.case import Case
 from oracle.enclosure import Block, enclose, refine

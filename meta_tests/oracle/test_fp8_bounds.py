@@ -14,7 +14,8 @@ import pytest
 from meta_tests.oracle.honest_fp8 import Fp8Kernel, run_fp8
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.bounds import attention as attention_bounds
-from oracle.bounds.contract import UnknownContract, accumulation_error, constants, declared_forms
+from oracle.bounds.contract import UnknownContract, accumulation_error, constants
+from oracle.bounds.presets import declared_forms
 from oracle.bounds.table import Bounded
 from oracle.case import Case, load_case, save_case
 from oracle.enclosure import Block, enclose, refine

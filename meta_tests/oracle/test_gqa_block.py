@@ -15,7 +15,7 @@ from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds import gqa_block as bounded
-from oracle.bounds.contract import declared_forms, preset_forms
+from oracle.bounds.presets import declared_forms, preset_forms
 from oracle.case import Case
 from oracle.enclosure import enclose, refine
 from oracle.formats import FORMATS, Format

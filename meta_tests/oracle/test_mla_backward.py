@@ -13,8 +13,8 @@ from meta_tests.oracle.honest_backward import KERNELS, Backward, run
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
-from oracle.bounds.contract import declared_forms
 from oracle.bounds.mla_backward import bounds
+from oracle.bounds.presets import declared_forms
 from oracle.case import Case
 from oracle.enclosure import enclose, refine
 from oracle.formats import FORMATS, Format

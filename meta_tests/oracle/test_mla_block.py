@@ -15,7 +15,8 @@ from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds import mla_block as bounded
-from oracle.bounds.contract import Contract, declared_forms, preset_forms
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import declared_forms, preset_forms
 from oracle.case import Case
 from oracle.enclosure import Block, enclose, refine
 from oracle.formats import FORMATS, Format

@@ -14,7 +14,8 @@ from meta_tests.oracle.mla_inputs import FAMILIES, draw, enclosed
 from meta_tests.oracle.mla_kernels import ORDERS, Kernel, run
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.bounds import mla as bounds_mla
-from oracle.bounds.contract import Contract, declared_forms, preset_forms
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import declared_forms, preset_forms
 from oracle.case import Case
 from oracle.enclosure import Block, enclose
 from oracle.formats import FORMATS

@@ -13,7 +13,7 @@ from meta_tests.oracle.mla_inputs import FAMILIES, OP, draw, enclosed
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds import mla as bounds_mla
-from oracle.bounds.contract import preset_forms
+from oracle.bounds.presets import preset_forms
 from oracle.case import Case
 from oracle.enclosure import Block, enclose, refine
 from oracle.formats import FORMATS

@@ -17,7 +17,7 @@ from meta_tests.oracle.attention_attack import FAMILIES, Given, enclosed, family
 from meta_tests.oracle.honest_attention import KERNELS, Kernel
 from meta_tests.oracle.plain_bound import plain_bound
 from oracle.bounds import attention as attention_bounds
-from oracle.bounds.contract import declared_forms, preset_forms
+from oracle.bounds.presets import declared_forms, preset_forms
 from oracle.case import Case
 from oracle.enclosure import enclose, refine
 from oracle.formats import FORMATS, Format

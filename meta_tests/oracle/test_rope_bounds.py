@@ -13,7 +13,8 @@ from meta_tests.oracle.honest_rope import DOUBLE, INPUTS, KERNELS, Kernel, draw_
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.bounds import rope as bounds_rope
-from oracle.bounds.contract import Contract, preset_forms
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import preset_forms
 from oracle.case import Case
 from oracle.enclosure import Block
 from oracle.formats import FORMATS, Format

@@ -15,7 +15,8 @@ from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds import softmax_backward as bounded
-from oracle.bounds.contract import Contract, preset_forms
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import preset_forms
 from oracle.case import Case
 from oracle.enclosure import enclose, refine
 from oracle.formats import FORMATS, Float64Array, Format

@@ -14,7 +14,8 @@ from meta_tests.oracle.honest_softmax import FAMILIES, KERNELS, Kernel, row_sum,
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.bounds import softmax as bounds_softmax
-from oracle.bounds.contract import Contract, preset_forms
+from oracle.bounds.contract import Contract
+from oracle.bounds.presets import preset_forms
 from oracle.case import Case
 from oracle.enclosure import Block
 from oracle.formats import FORMATS, Format

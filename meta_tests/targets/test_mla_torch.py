@@ -11,7 +11,7 @@ import torch
 
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.bounds import mla as bounds_mla
-from oracle.bounds.contract import declared_forms
+from oracle.bounds.presets import declared_forms
 from oracle.case import Case
 from oracle.enclosure import Block
 from oracle.formats import FORMATS
