@@ -14,7 +14,7 @@ from typing import Any
 from targets.base import Target
 from targets.signature import INPUTS, OPTIONS
 
-BACKWARD = {"attention": "attention_backward", "rope": "rope_backward"}
+BACKWARD = {"attention": "attention_backward", "rope": "rope_backward", "mla": "mla_backward"}
 """Op -> the op of its gradient."""
 SUFFIX = "_backward"
 
@@ -38,6 +38,7 @@ _KINDS = {
         ("q", "k", "v"), "do", {n: f"d{n}" for n in "qkv"}, {"attn_mask": "dbias", "sinks": "dsinks"}
     ),
     "rope_backward": _Kind(("x",), "dy", {"x": "dx"}, {}, linear=True),
+    "mla_backward": _Kind(INPUTS["mla"], "do", {n: f"d{n}" for n in INPUTS["mla"]}, {}),
 }
 
 

@@ -9,6 +9,7 @@ hold stored numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +82,7 @@ class Gradients:
     dv: Array
     dbias: Array
     dsink: Array
+    out: Array
 
 
 def run(
@@ -96,15 +98,23 @@ def run(
     bias: Array | None = None,
     softcap: float | None = None,
     sink: float | None = None,
+    out_stored: bool = True,
+    delta_of: Callable[[Array], Array] | None = None,
 ) -> Gradients:
-    """One query head's gradients before their last rounding, dk and dv as this head's share."""
+    """One query head's gradients before their last rounding, dk and dv as this head's share; O as it is saved.
+
+    out_stored: whether O is saved in the input format. delta_of: D [Sq, 1] from that O, if it is not dO . O.
+    """
     with np.errstate(all="ignore"):
-        return _Run(kernel, fmt).gradients(q, k, v, do, alpha, visible, bias, softcap, sink)
+        made = _Run(kernel, fmt, out_stored, delta_of)
+        return made.gradients(q, k, v, do, alpha, visible, bias, softcap, sink)
 
 
 class _Run:
-    def __init__(self, kernel: Backward, fmt: Format) -> None:
-        self.kernel, self.fmt = kernel, fmt
+    def __init__(
+        self, kernel: Backward, fmt: Format, out_stored: bool, delta_of: Callable[[Array], Array] | None
+    ) -> None:
+        self.kernel, self.fmt, self.out_stored, self.delta_of = kernel, fmt, out_stored, delta_of
         self.real: Any = np.float64 if fmt.name == "fp64" else np.float32
 
     def low(self, x: Array) -> Array:
@@ -186,7 +196,7 @@ class _Run:
         else:
             p = self.kept(p)
             out = self.dot(self.low(p) if kernel.cast else p, v)
-        out = self.low(out) if self.fmt.precision < 24 else out
+        out = self.low(out) if self.fmt.precision < 24 and self.out_stored else out
         meets = self.low(p) if kernel.cast else p
         dv = self.dot(meets.T, do)
         dp = self.dot(do, v.T)
@@ -194,7 +204,9 @@ class _Run:
         weight = None
         if logit is not None:
             weight = self.kept(np.exp(logit - top) / total)
-        delta = self.sum(do * out, 1)[:, None] if kernel.delta == "output" else self.sum(p * dp, 1)[:, None]
+        delta = self.sum(p * dp, 1)[:, None]
+        if kernel.delta == "output":
+            delta = self.sum(do * out, 1)[:, None] if self.delta_of is None else self.delta_of(out)
         ds = p * (dp - delta)
         dbias = ds
         for _ in range(kernel.stores if kernel.eager else 0):
@@ -215,7 +227,7 @@ class _Run:
             dq, dk = self.dot(dx, k), self.dot(dx.T, q)
         none = np.zeros((1, 1), real)
         dsink = none if weight is None else -self.sum(self.kept(weight * delta), 0)[None]
-        return Gradients(dq, dk, dv, dbias, dsink)
+        return Gradients(dq, dk, dv, dbias, dsink, out)
 
     def _recomputed(self, s: Array, lse: Array, visible: Array) -> Array:
         if self.kernel.exp2:

@@ -145,7 +145,8 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
 class Sizes:
     """Upper bounds of magnitudes in one head: dO, O [r, Dv], v [n, Dv], |dO||v|, the inner parts [r, n] or [r, 1].
 
-    dp_wrong: what dP is off by because v was itself computed (then v and |dO||v| are those of the computed one).
+    dp_wrong: what dP is off by because dO or v was itself computed (then they and |dO||v| are those of the computed
+    ones). delta_wrong [r, 1]: what D = dO . O is off by, where O is not simply what `allowed` says.
     """
 
     do: Float64Array
@@ -165,6 +166,7 @@ class Sizes:
     ds: Float64Array
     dx: Float64Array
     dp_wrong: Float64Array | float = 0.0
+    delta_wrong: Float64Array | None = None
 
 
 def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErrors:
@@ -184,7 +186,9 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErro
     e_dp = e_dp + x.dp_wrong
     if form.dp_stored:
         e_dp = e_dp + narrow.unit_roundoff * (x.dp + e_dp) + narrow.omega
-    if form.delta == "output":
+    if form.delta == "output" and x.delta_wrong is not None:
+        e_delta = x.delta_wrong
+    elif form.delta == "output":
         b_o = np.where(np.isfinite(allowed.out.bound), allowed.out.bound, np.inf)
         gap = b_o + c.g(dims) * (x.out + b_o)
         e_delta = np.where(x.do > 0, x.do * gap, 0.0).sum(axis=1, keepdims=True) + dims * c.w

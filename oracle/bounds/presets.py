@@ -110,9 +110,15 @@ _MLA_BLOCK = {
     else forms
     for name, forms in _MLA.items()
 }
-# Gradients of mla's core in the materialised order; up-projections and the gradients of what they gave are stored.
+# Gradients of mla's core: separate calls store what is projected, the latent sum, and the gradients of both.
+_KEPT: dict[str, str] = {"up": "input", "latent": "input"}
 _MLA_BACKWARD = {
-    name: tuple(replace(f, up="input") for f in forms) if name in _CALLS else forms for name, forms in _BACKWARD.items()
+    name: tuple(
+        replace(f, form=form, label=f"{form} {f.label}", **(_KEPT if name in _CALLS else {}))  # type: ignore[arg-type]
+        for form in ("materialised", "absorbed")
+        for f in forms
+    )
+    for name, forms in _BACKWARD.items()
 }
 PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
     "attention": _ATTENTION,
@@ -199,7 +205,8 @@ def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format:
         raise UnknownContract(f"unknown contract field {unknown[0]!r}; known: {', '.join(sorted(known))}")
     base = preset_forms(op, declared.get("preset", default_preset(op, input_format)))
     # A declared evaluation order leaves the other's forms out (all stay if it is unknown, which is reported below).
-    base = tuple(form for form in base if form.form == declared.get("form", form.form)) or base
+    for name in ("form", "delta"):
+        base = tuple(form for form in base if getattr(form, name) == declared.get(name, getattr(form, name))) or base
     changed = {k: v for k, v in declared.items() if k != "preset"}
     forms = tuple(dict.fromkeys(replace(form, **changed) for form in base))
     for form in forms:

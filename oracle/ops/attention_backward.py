@@ -44,6 +44,22 @@ class Inner:
     slope: Value | None
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which of the equal expressions is evaluated: it matters to a model kernel, and to the width of an enclosure.
+
+    delta_from: ``weights`` D = sum_j P dP, which encloses more tightly, or ``output`` D = dO . O. The others: see
+    `oracle.ops.attention.attention`.
+    """
+
+    delta_from: str = "weights"
+    normalise_first: bool = False
+    output_stage: str = "output"
+
+
+PLAIN = Order()
+
+
 def inner(
     ar: Arithmetic,
     q: Value,
@@ -54,14 +70,28 @@ def inner(
     scoring: Scoring,
     visible: Visible,
     sink: Value | None = None,
+    order: Order = PLAIN,
 ) -> Inner:
     """Everything between the inputs and the gradients, for rows q [r, D], dO [r, Dv] of one head."""
-    done = attention.attention(ar, q, k, v, scoring=scoring, visible=visible, sink=sink)
+    done = attention.attention(
+        ar,
+        q,
+        k,
+        v,
+        scoring=scoring,
+        visible=visible,
+        sink=sink,
+        normalise_first=order.normalise_first,
+        output_stage=order.output_stage,
+    )
     some = np.asarray(visible.any(axis=1, keepdims=True))
     total = ar.select(some, done.total, ar.rational(1, 1))
-    p = ar.where(visible, ar.div(done.weights, total))
-    dp = ar.matmul(do, ar.transpose(v), "dp_accumulator")
-    delta = ar.row_sum(ar.mul(p, dp), "delta")
+    p = ar.round(ar.where(visible, ar.div(done.weights, total)), "probabilities")
+    dp = ar.round(ar.matmul(do, ar.transpose(v), "dp_accumulator"), "dp")
+    if order.delta_from == "output":
+        delta = ar.select(some, ar.row_sum(ar.mul(do, done.out), "delta"), ar.rational(0, 1))
+    else:
+        delta = ar.row_sum(ar.mul(p, dp), "delta")
     centred = ar.sub(dp, delta)
     ds = ar.where(visible, ar.mul(p, centred))
     dx, slope = ds, None
@@ -72,7 +102,7 @@ def inner(
     weight = None
     if sink is not None:
         weight = ar.where(some, ar.div(ar.exp(ar.where(some, ar.sub(sink, done.shift))), total))
-    return Inner(done, p, dp, delta, centred, ds, dx, weight, slope)
+    return Inner(done, p, dp, delta, centred, ds, ar.round(dx, "ds"), weight, slope)
 
 
 def dq(ar: Arithmetic, x: Inner, k: Value, scale: Value) -> Value:
@@ -87,7 +117,7 @@ def dk(ar: Arithmetic, x: Inner, q: Value, scale: Value) -> Value:
 
 def dv(ar: Arithmetic, x: Inner, do: Value) -> Value:
     """[n, Dv], one query head's share."""
-    return ar.matmul(ar.transpose(x.p), do, "accumulator")
+    return ar.matmul(ar.transpose(ar.round(x.p, "weights")), do, "accumulator")
 
 
 def dsink(ar: Arithmetic, x: Inner) -> Value:

@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.rounded import RoundedArithmetic
+from oracle.bounds.contract import Contract
 from oracle.case import Case
 from oracle.enclosure import Block, Rows
-from oracle.formats import Float64Array
+from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops import attention_backward as backward
 from oracle.ops import attention_case
+from oracle.ops.attention_backward import PLAIN, Order
 from oracle.ops.table import Op
 
 DQ, DKV, DBIAS, DSINKS = range(4)
@@ -94,7 +97,7 @@ def cotangent(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Arra
 
 
 def head_gradients(
-    ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows
+    ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN
 ) -> tuple[backward.Inner, attention_case.Head, Value, NDArray[np.bool_]]:
     """(inner parts of query head ``key`` = (b, h), its numbers, dO as a value, undefined rows)."""
     x = attention_case.head(case, key, rows)
@@ -109,24 +112,43 @@ def head_gradients(
         scoring=attention_case.scoring(ar, case, x),
         visible=x.visible,
         sink=attention_case.sink_value(ar, x),
+        order=order,
     )
     return made, x, value, x.undefined | (spoiled & x.visible.any(axis=1))
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
-    match key[0]:
-        case 0:
-            return _queries(ar, case, key, rows)
-        case 1:
-            return _keys(ar, case, key, rows)
-        case 2:
-            return _bias(ar, case, key, rows)
-        case _:
-            return _sinks(ar, case, key, rows)
+def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN) -> Block:
+    made = (_queries, _keys, _bias, _sinks)[key[0]]
+    return made(ar, case, key, rows, order)
 
 
-def _queries(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
-    made, x, _, undefined = head_gradients(ar, case, key[1:], rows)
+def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
+    """Formats of the named stages: those of attention, and of P where its stored form is used again, dP and dS."""
+    found = attention_case.stages(contract, input_format)
+    if contract.score_stores:
+        found["probabilities"] = found["weights"]
+    if contract.dp_stored:
+        found["dp"] = input_format
+    if contract.grad_stores:
+        found["ds"] = input_format
+    return found
+
+
+def order_of(contract: Contract) -> Order:
+    return Order(contract.delta, contract.normalised_p)
+
+
+def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    """A block's gradients [r, c] as an honest kernel of this contract makes them: whole rows, no tiles, no splits."""
+    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    ar = RoundedArithmetic(compute, stages(contract, format_of(case.arrays["q"])))
+    with ar.working():
+        block = evaluate(ar, case, key, rows, order=order_of(contract))
+        return {n: ar.to_enclosure(ar.round(value, "output"))[0] for n, value in block.values.items()}
+
+
+def _queries(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
+    made, x, _, undefined = head_gradients(ar, case, key[1:], rows, order=order)
     scale = attention_case.scale_value(ar, case)
     values = {"dq": backward.dq(ar, made, ar.const(x.k), scale)}
     empty = np.asarray(~x.visible.any(axis=1))
@@ -160,12 +182,12 @@ def _all_rows(case: Case) -> Rows:
     return np.arange(case.arrays["q"].shape[2], dtype=np.int64)
 
 
-def _keys(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def _keys(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     scale = attention_case.scale_value(ar, case)
     dk = dv = None
     spoiled = False
     for head in heads_of(case, key):
-        made, x, do, undefined = head_gradients(ar, case, head, _all_rows(case))
+        made, x, do, undefined = head_gradients(ar, case, head, _all_rows(case), order=order)
         spoiled |= bool(undefined.any())
         part_k, part_v = backward.dk(ar, made, ar.const(x.q), scale), backward.dv(ar, made, do)
         dk = part_k if dk is None else ar.add(dk, part_k)
@@ -184,13 +206,13 @@ def pick_rows(ar: Arithmetic, value: Value, rows: Rows) -> Value:
     return ar.transpose(ar.hstack([ar.columns(turned, int(i), int(i) + 1) for i in rows]))
 
 
-def _bias(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def _bias(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     bias = bias_of(case)
     assert bias is not None
     last = attention_case.chosen(case, "softcap_order") == "after_mask"
     whole, spoiled = None, np.zeros(case.arrays["q"].shape[2], dtype=bool)
     for head in heads_of(case, key):
-        made, _, _, undefined = head_gradients(ar, case, head, _all_rows(case))
+        made, _, _, undefined = head_gradients(ar, case, head, _all_rows(case), order=order)
         part = made.dx if last else made.ds
         whole = part if whole is None else ar.add(whole, part)
         spoiled |= undefined
@@ -208,13 +230,13 @@ def _summed(ar: Arithmetic, value: Value) -> Value:
     return ar.transpose(ar.row_sum(ar.transpose(value), "delta"))
 
 
-def _sinks(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def _sinks(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     parts, spoiled = [], []
     for h in rows.tolist():
         whole: Value = ar.const(np.zeros((1, 1)))
         bad = False
         for b in range(case.arrays["q"].shape[0]):
-            made, _, _, undefined = head_gradients(ar, case, (b, h), _all_rows(case))
+            made, _, _, undefined = head_gradients(ar, case, (b, h), _all_rows(case), order=order)
             bad |= bool(undefined.any())
             if made.sink_weight is not None:
                 whole = ar.add(whole, backward.dsink(ar, made))
@@ -240,7 +262,7 @@ OPS = (
         row_count=row_count,
         evaluate=evaluate,
         output_shapes=output_shapes,
-        model=None,
+        model=model,
         width=width,
         needed=needed,
         gradients_of={"dbias": "attn_mask", "dsinks": "sinks"},

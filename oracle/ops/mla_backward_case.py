@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.rounded import RoundedArithmetic
+from oracle.bounds.contract import Contract
 from oracle.case import Case
 from oracle.enclosure import Block, Rows
-from oracle.formats import Float64Array
-from oracle.ops import mla_backward, mla_case
+from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.ops import attention_backward_case, mla, mla_backward, mla_case
+from oracle.ops.attention_backward import PLAIN, Order
 from oracle.ops.attention_backward_case import pick_rows
-from oracle.ops.mla_backward import HeadGradients
+from oracle.ops.mla_backward import HeadGradients, HeadInputs, Widths
 from oracle.ops.table import Op
 
 DQ, DC, DUK, DUV = range(4)
@@ -78,16 +81,36 @@ def cotangent(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Arra
     return np.where(good, do, 0.0), ~good.all(axis=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One head on some of its rows: its gradients, its inputs as values and as numbers, undefined rows."""
+
+    made: HeadGradients
+    values: HeadInputs
+    given: mla_case.Head
+    undefined: NDArray[np.bool_]
+
+
 def gradients(
-    ar: Arithmetic, case: Case, key: tuple[int, int], rows: Rows
-) -> tuple[HeadGradients, mla_case.Head, NDArray[np.bool_]]:
-    """(gradients of head ``key`` from some of its rows, its numbers, undefined rows)."""
+    ar: Arithmetic,
+    case: Case,
+    key: tuple[int, int],
+    rows: Rows,
+    *,
+    form: str = "materialised",
+    order: Order = PLAIN,
+) -> Evaluated:
     x = mla_case.head(case, key, rows)
     do, spoiled = cotangent(case, key, rows)
+    values = HeadInputs(*(ar.const(a) for a in (*x.arrays(), do)))
     scale = mla_case.scale_value(ar, case)
-    inputs = [ar.const(a) for a in (*x.arrays(), do)]
-    made = mla_backward.head_gradients(ar, *inputs, scale=scale, visible=x.visible)
-    return made, x, np.asarray(x.undefined | (spoiled & x.visible.any(axis=1)))
+    made = mla_backward.head_gradients(ar, values, widths(case), scale=scale, visible=x.visible, form=form, order=order)
+    return Evaluated(made, values, x, np.asarray(x.undefined | (spoiled & x.visible.any(axis=1))))
+
+
+def widths(case: Case) -> Widths:
+    (_, d_h, d_c), d_r = case.arrays["w_uk"].shape, case.arrays["q_pe"].shape[3]
+    return Widths(d_h, d_r, d_c)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,51 +122,71 @@ class Asked:
 
 
 @lru_cache(maxsize=16)
-def _remembered(asked: Asked, key: tuple[int, int]) -> tuple[HeadGradients, mla_case.Head, NDArray[np.bool_]]:
+def _remembered(asked: Asked, key: tuple[int, int]) -> Evaluated:
     ar = BallArithmetic()
     with ar.working():
         return gradients(ar, asked.case, key, all_rows(asked.case))
 
 
-def of_all_rows(
-    ar: Arithmetic, case: Case, key: tuple[int, int]
-) -> tuple[HeadGradients, mla_case.Head, NDArray[np.bool_]]:
+def of_all_rows(ar: Arithmetic, case: Case, key: tuple[int, int], **how: Any) -> Evaluated:
     """`gradients` of all rows of a head, which every block of it needs: in balls they are evaluated once."""
     if ar.name == "ball":
         return _remembered(Asked(case.digest(), case), key)
-    return gradients(ar, case, key, all_rows(case))
+    return gradients(ar, case, key, all_rows(case), **how)
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
-    d_h = case.arrays["w_uk"].shape[1]
-    width = d_h + case.arrays["q_pe"].shape[3]
+def form_of(case: Case, rows: Rows) -> str:
+    """The form in which to enclose dq of these rows: see `oracle.ops.mla.form_for`."""
+    w, keys, d_v = widths(case), case.arrays["c_kv"].shape[1], case.arrays["w_uv"].shape[1]
+    return mla.form_for(len(rows), keys, head=w.head, rope=w.rope, value=d_v, latent=w.latent)
+
+
+def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, **how: Any) -> Block:
     nothing = np.zeros(len(rows), dtype=bool)
     if key[0] == DQ:
-        made, x, undefined = gradients(ar, case, (key[1], key[2]), rows)
-        values = {"dq_nope": ar.columns(made.dq, 0, d_h), "dq_pe": ar.columns(made.dq, d_h, width)}
-        empty = np.asarray(~x.visible.any(axis=1))
-        return Block(key, rows, ar, values, empty, undefined, x.visible, at=key[1:], outputs=HELD[DQ])
+        one = gradients(ar, case, (key[1], key[2]), rows, **(how or {"form": form_of(case, rows)}))
+        values = {"dq_nope": one.made.dq_nope, "dq_pe": one.made.dq_pe}
+        visible = one.given.visible
+        empty = np.asarray(~visible.any(axis=1))
+        return Block(key, rows, ar, values, empty, one.undefined, visible, at=key[1:], outputs=HELD[DQ])
     sums: dict[str, Value] = {}
     spoiled = False
     for head in heads_of(case, key):
-        made, x, undefined = of_all_rows(ar, case, head)
-        spoiled |= bool(undefined.any())
-        dk_nope = ar.columns(made.dk, 0, d_h)
-        w_uk, w_uv, c_kv = (ar.const(a) for a in (x.w_uk, x.w_uv, x.c_kv))
-        match key[0]:
-            case 1:
-                parts = {
-                    "dc_kv": mla_backward.latent_gradient(ar, dk_nope, made.dv, w_uk, w_uv),
-                    "dk_pe": ar.columns(made.dk, d_h, width),
-                }
-            case 2:
-                parts = {"dw_uk": mla_backward.weight_gradient(ar, dk_nope, c_kv)}
-            case _:
-                parts = {"dw_uv": mla_backward.weight_gradient(ar, made.dv, c_kv)}
+        one = of_all_rows(ar, case, head, **how)
+        spoiled |= bool(one.undefined.any())
+        parts = _shares(ar, key[0], one)
         sums = {n: part if n not in sums else ar.add(sums[n], part) for n, part in parts.items()}
     values = {name: pick_rows(ar, value, rows) for name, value in sums.items()}
     undefined = np.full(len(rows), spoiled)
     return Block(key, rows, ar, values, nothing, undefined, at=key[1:], outputs=HELD[key[0]])
+
+
+def _shares(ar: Arithmetic, kind: int, one: Evaluated) -> dict[str, Value]:
+    """What one head, or one sequence, adds to a block's sums."""
+    match kind:
+        case 1:
+            return {"dc_kv": mla_backward.latent_gradient(ar, one.made, one.values), "dk_pe": one.made.dk_pe}
+        case 2:
+            return {"dw_uk": mla_backward.key_weight_gradient(ar, one.made, one.values)}
+        case _:
+            return {"dw_uv": mla_backward.value_weight_gradient(ar, one.made, one.values)}
+
+
+def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
+    """Formats of the named stages: those of attention's gradients, and of what mla projects."""
+    forward = mla_case.stages(contract, input_format)
+    return {**attention_backward_case.stages(contract, input_format), **forward}
+
+
+def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    """A block's gradients [r, c] as an honest kernel of this contract makes them: whole rows, no tiles, no splits."""
+    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    ar = RoundedArithmetic(compute, stages(contract, format_of(case.arrays["q_nope"])))
+    stage = "latent" if contract.form == "absorbed" else "output"
+    order = Order(contract.delta, contract.normalised_p, stage)
+    with ar.working():
+        block = evaluate(ar, case, key, rows, form=contract.form, order=order)
+        return {n: ar.to_enclosure(ar.round(value, "output"))[0] for n, value in block.values.items()}
 
 
 def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
@@ -165,7 +208,7 @@ OPS = (
         row_count=row_count,
         evaluate=evaluate,
         output_shapes=output_shapes,
-        model=None,
+        model=model,
         width=_width,
         needed=lambda case: OUTPUTS,
     ),

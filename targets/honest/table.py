@@ -87,6 +87,16 @@ HONEST: tuple[Honest, ...] = (
         "D as the sum of P dP",
         dtypes=ALL,
     ),
+    _other(
+        "mla_backward_absorbed", "mla_backward", "mla_backward:absorbed", "to the latents, D from their sum", dtypes=ALL
+    ),
+    _other(
+        "mla_backward_absorbed_delta_from_weights",
+        "mla_backward",
+        "mla_backward:absorbed_delta_from_weights",
+        "to the latents, D as the sum of P dP",
+        dtypes=ALL,
+    ),
     _other("mla_block", "mla_block", "mla_block:mla_block", "keys and values built per head"),
     _other("mla_block_absorbed", "mla_block", "mla_block:absorbed", "attention to the latents"),
     _other("mla_block_decoded", "mla_block", "mla_block:decoded", "row by row from the kept latents"),

@@ -146,13 +146,13 @@ def mla_block(x: Sequence[Row], *, start: int = 0, dim: int = 1, rotary: int = 2
     return build
 
 
-def mla_backward(heads: int, queries: int) -> Builder:
-    """`mla` with one key a query, and a cotangent of ones."""
+def mla_backward(*cotangents: float, keys: int = 1) -> Builder:
+    """`mla` with one query, and one cotangent a head."""
 
     def build(dtype: torch.dtype) -> Arguments:
-        given = mla(heads, queries)(dtype)
+        given = mla(len(cotangents), keys)(dtype)
         given.pop("return_lse")
-        return {**given, "do": torch.ones(1, heads, 1, 1, dtype=dtype)}
+        return {**given, "do": torch.tensor(cotangents, dtype=dtype).view(1, -1, 1, 1)}
 
     return build
 
@@ -414,9 +414,10 @@ SMALLEST: Mapping[str, Builder] = {
     "gqa_block_rotation_of_pairs": gqa_block([[1.0, 0.0, 0.0, 2.0], [0.0, 2.0, 1.0, 0.0]], dim=4),
     "gqa_block_output_heads_interleaved": gqa_block([[1.0]], heads=2, kv_heads=2, w_v=1.0),
     "gqa_block_scores_in_fp8": gqa_block([[1.0, 0.0], [0.0, 17.0 / 16]]),
-    "mla_backward_delta_dropped": mla_backward(1, 1),
-    "mla_backward_first_head_only": mla_backward(2, 1),
-    "mla_backward_values_detached": mla_backward(1, 1),
+    "mla_backward_delta_dropped": mla_backward(1.0),
+    "mla_backward_first_head_only": mla_backward(1.0, 1.0),
+    "mla_backward_values_detached": mla_backward(1.0),
+    "mla_backward_absorbed_key_weights_reversed": mla_backward(1.0, -1.0, keys=2),
     "mla_block_latents_in_e4m3_unscaled": mla_block([[500.0]], scale=0.0),
     "mla_block_key_not_rotated": mla_block([[0.0, 1.0], [1.0, 0.0]]),
     "mla_block_positions_ignored": mla_block([[0.0, 2.0], [2.0, 0.0]], start=3),

@@ -328,6 +328,8 @@ MUTANTS: tuple[Mutant, ...] = (
          dtypes=UP_TO_32_BITS),
     _row("mla_backward", "mla_backward_first_head_only", "P18", "shared gradients are those of the first head",
          dtypes=UP_TO_32_BITS),
+    _row("mla_backward", "mla_backward_absorbed_key_weights_reversed", "P1", "absorbed: dW_UK of the heads in reverse",
+         dtypes=UP_TO_32_BITS),
     _row("mla_backward", "mla_backward_values_detached", "P1", "latents get no gradient through the values",
          dtypes=UP_TO_32_BITS),
     _row("mla_block", "mla_block_latents_in_e4m3_unscaled", "P9", "latents in e4m3 without the factors declared",
