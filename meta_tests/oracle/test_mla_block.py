@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from meta_tests.oracle import rope_witness
 from meta_tests.oracle.honest_mla_block import BlockKernel, blocks, run_block
+from meta_tests.oracle.honest_rope_scaling import draw_parameters
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
@@ -21,6 +23,7 @@ from oracle.case import Case
 from oracle.enclosure import Block, enclose, refine
 from oracle.formats import FORMATS, Format
 from oracle.ops import mla_block, mla_block_case
+from oracle.ops.rope_parameters import read_scaling
 
 Array = NDArray[Any]
 FAMILIES = (
@@ -34,7 +37,11 @@ FAMILIES = (
     "one row",
     "cancelling",
     "eps",
+    "scaled",
+    "deepseek",
+    "scaled beyond",
 )
+KINDS = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def case_of(family: str, fmt: Format, rng: np.random.Generator) -> Case:
@@ -42,6 +49,7 @@ def case_of(family: str, fmt: Format, rng: np.random.Generator) -> Case:
     length, heads = int(pick([2, 5, 17, 33])), int(pick([1, 2, 3]))
     width, d_c, d_cq = int(pick([4, 12])), int(pick([3, 16])), int(pick([2, 8]))
     d_h, d_v, d_r = int(pick([1, 8])), int(pick([2, 8])), int(pick([2, 8]))
+    d_r = int(pick([4, 12])) if family in ("scaled", "deepseek", "scaled beyond") else d_r
     length = 1 if family == "one row" else length
     shapes = {
         "w_dkv": (d_c, width),
@@ -70,6 +78,21 @@ def case_of(family: str, fmt: Format, rng: np.random.Generator) -> Case:
             x, options["scale"] = x * 30, 1e-3
         case "far positions":
             positions, options["base"] = positions + int(pick([100, 4000])), float(pick([1e4, 500.0]))
+        case "scaled":
+            options["base"] = float(pick([1e4, 5e5, 777.7]))
+            options["scaling"] = parameters_of(rng, str(pick(KINDS)), d_r, options["base"])
+            positions = positions + int(pick([0, 63, 4090]))
+        case "scaled beyond":
+            # Small x keeps the softmax open, so that angles that differ a little move the output.
+            options["base"], x = 1e4, x * 0.5
+            options["scaling"] = parameters_of(rng, str(pick(KINDS)), d_r, 1e4)
+            positions = np.sort(rng.integers(0, int(pick([10_000, 200_000])), length))
+        case "deepseek":
+            options["scaling"] = {
+                "rope_type": "yarn", "factor": float(pick([40.0, 4.0])), "original_max_position_embeddings": 64,
+                "beta_fast": 8, "mscale_all_dim": float(pick([1.0, 0.707])), "mscale": float(pick([1.0, 0.1])),
+            }  # fmt: skip
+            positions = positions + int(pick([0, 60, 500]))
         case "peaked":
             w["w_uq"], w["w_qr"] = w["w_uq"] * 8, w["w_qr"] * 8
         case "outliers":
@@ -79,6 +102,18 @@ def case_of(family: str, fmt: Format, rng: np.random.Generator) -> Case:
             w["w_dkv"][:, 1::2] = -w["w_dkv"][:, 0::2] * (1 + 2.0**-8)
     arrays = {"x": fmt.store(x), "positions": positions, **{n: fmt.store(a) for n, a in w.items()}}
     return Case("mla_block", arrays, options)
+
+
+def parameters_of(rng: np.random.Generator, kind: str, dim: int, base: float) -> dict[str, Any]:
+    """Drawn parameters that make sense for so few pairs."""
+    while True:
+        parameters = draw_parameters(rng, kind, dim)
+        try:
+            read_scaling(parameters, base=base, dim=dim, rotary_dim=dim)
+        except ValueError as reason:
+            assert "leaves no ramp" in str(reason)
+            continue
+        return parameters
 
 
 def wide(case: Case) -> dict[str, Array]:
@@ -112,7 +147,10 @@ def enclosed(case: Case, form: Contract, fmt: Format) -> tuple[Block, Any]:
     return block, bounded.bounds(case, block, (form,), {"out": fmt})[0]["out"]
 
 
-def ratio(kernel: BlockKernel, case: Case, fmt: Format, contract: dict[str, Any] | None = None) -> float:
+def ratio(
+    kernel: BlockKernel, case: Case, fmt: Format, contract: dict[str, Any] | None = None, *, start: int = 0
+) -> float:
+    """The worst of all rows from ``start`` on."""
     block, promise = enclosed(case, form_of(kernel, fmt, contract), fmt)
     y = run_block(kernel, fmt.name, wide(case), options_of(case))
     part = block.part("out")
@@ -120,7 +158,7 @@ def ratio(kernel: BlockKernel, case: Case, fmt: Format, contract: dict[str, Any]
         certain = np.maximum(part.distance(y) - part.rad, 0.0)
         found = np.where(certain > 0, certain / promise.bound, 0.0)
     found = np.where(np.isfinite(y), found, np.inf)
-    return float(np.where(promise.may_overflow & ~np.isfinite(y), 0.0, found).max())
+    return float(np.where(promise.may_overflow & ~np.isfinite(y), 0.0, found)[start:].max())
 
 
 def worst(kernel: BlockKernel, dtype: str, seeds: range, contract: dict[str, Any] | None = None) -> float:
@@ -216,14 +254,10 @@ def witness(case: Case) -> list[list[Any]]:
         root = mpmath.sqrt(mpmath.fsum(v * v for v in row) / len(row) + eps)
         return [v / root * mpmath.mpf(float(g)) for v, g in zip(row, gain, strict=True)]
 
+    scaling, length = options.get("scaling"), max(positions) + 1
+
     def turned(row: list[Any], at: int) -> list[Any]:
-        out, dim = list(row), len(row)
-        for i in range(dim // 2):
-            angle = at * base ** (-mpmath.mpf(2 * i) / dim)
-            j, k = (i, i + dim // 2) if options["layout"] == "half" else (2 * i, 2 * i + 1)
-            c, s = mpmath.cos(angle), mpmath.sin(angle)
-            out[j], out[k] = row[j] * c - row[k] * s, row[j] * s + row[k] * c
-        return out
+        return rope_witness.turned(row, [at], len(row), base, scaling, length, layout=options["layout"])
 
     def dot(u: list[Any], v: list[Any]) -> Any:
         return mpmath.fsum(p * q for p, q in zip(u, v, strict=True))
@@ -233,6 +267,10 @@ def witness(case: Case) -> list[list[Any]]:
     c_q = [norm(linear(row, a["w_dq"]), options.get("norm_q")) for row in a["x"]]
     width = len(a["w_uk"][0]) + len(a["w_kr"])
     scale = mpmath.mpf(options["scale"]) if "scale" in options else 1 / mpmath.sqrt(width)
+    if "scale" not in options and scaling is not None and scaling.get("mscale_all_dim"):
+        # Written out as DeepSeek's yarn_get_mscale has it.
+        m = mpmath.mpf("0.1") * mpmath.mpf(scaling["mscale_all_dim"]) * mpmath.log(mpmath.mpf(scaling["factor"])) + 1
+        scale = scale * m * m if scaling["factor"] > 1 else scale
     result = []
     for i, at in enumerate(positions):
         joined: list[Any] = []
@@ -249,9 +287,19 @@ def witness(case: Case) -> list[list[Any]]:
     return result
 
 
-@pytest.mark.parametrize("family", ["normal", "norms", "far positions", "cancelling"])
+WITNESSED = ("normal", "norms", "far positions", "cancelling", "deepseek", *(f"scaled {kind}" for kind in KINDS))
+
+
+def witnessed(family: str) -> Case:
+    if not family.startswith("scaled"):
+        return case_of(family, FORMATS["bf16"], np.random.default_rng([2, len(family)]))
+    kind, drawn = family.split()[1], (case_of("scaled", FORMATS["bf16"], np.random.default_rng(n)) for n in range(99))
+    return next(c for c in drawn if c.options["scaling"]["rope_type"] == kind and c.arrays["x"].shape[1] > 2)
+
+
+@pytest.mark.parametrize("family", WITNESSED)
 def test_enclosures_hold_the_second_witness_and_each_other(family: str) -> None:
-    case = case_of(family, FORMATS["bf16"], np.random.default_rng([2, len(family)]))
+    case = witnessed(family)
     length = min(case.arrays["x"].shape[1], 5)
     case = case.with_arrays(x=case.arrays["x"][:, :length], positions=case.arrays["positions"][:length])
     parts = [enclose(case, ar=ar)[0].part("out") for ar in (BallArithmetic(), arb_arithmetic(200), mp_arithmetic(300))]
@@ -327,6 +375,7 @@ def test_what_a_row_does_not_read_does_not_spoil_it() -> None:
 
 def test_wrong_cases_are_named() -> None:
     case = case_of("normal", FORMATS["fp32"], np.random.default_rng(2))
+    half = case.arrays["w_kr"].shape[0] // 2
     for options, message in (
         ({"layout": "both"}, "unknown layout 'both'"),
         ({"base": 0.0}, "base must be a positive number"),
@@ -334,6 +383,23 @@ def test_wrong_cases_are_named() -> None:
         ({"norm_q": np.ones(99, np.float32)}, "norm_q must be an array"),
         ({"num_heads": 99}, "num_heads is 99"),
         ({"causal": True}, "unknown option 'causal'"),
+        ({"scaling": {"rope_type": "ntk"}}, "unknown rope_type 'ntk'"),
+        ({"scaling": 4.0}, "scaling must be None or a dict"),
+        ({"scaling": {"rope_type": "linear"}}, "needs 'factor'"),
+        ({"scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}}, "contradicts the option base"),
+        ({"scaling": {"rope_type": "default", "mrope_section": [half, 0, 0]}}, "needs three positions"),
+        (
+            {
+                "scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "attention_factor": 1.0,
+                    "mscale_all_dim": "x",
+                }
+            },
+            r"scaling\['mscale_all_dim'\] = 'x' must",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             enclose(case.with_options(**options))

@@ -78,6 +78,14 @@ class Computed:
         """Upper bounds of a kernel's magnitudes."""
         return np.asarray(self.size + self.wrong)
 
+    def times(self, factor: float) -> Computed:
+        """All of it, with its errors, that many times as large."""
+        return Computed(*(part * factor for part in (self.mid, self.rad, self.wrong, self.envelope)))
+
+    def off_by(self, relative: float) -> Computed:
+        """A kernel's numbers with one more relative error."""
+        return replace(self, wrong=self.wrong + relative * self.reach)
+
     def columns(self, start: int, stop: int) -> Computed:
         return self.at((slice(None), slice(start, stop)))
 

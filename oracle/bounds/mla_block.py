@@ -1,7 +1,8 @@
 """G1 for mla_block: errors carried from the down-projections through norms, rotation and the core to the output.
 
 `oracle.bounds.computed` has the steps of projections, norms, rotation and attention; `oracle.bounds.gqa_block` that of
-the output projection. Tables err as in `oracle.bounds.rope`. In the materialised form the core is attention of the
+the output projection. Tables err as in `oracle.bounds.rope`; the error of a scale that has YaRN's factor in it
+(`oracle.bounds.rope_frequency`) counts as one of q. In the materialised form the core is attention of the
 computed k = [W_UK c, k^R] and v = W_UV c. In the absorbed form q~ = W_UK^T q^C is computed and the keys are [c, k^R];
 wrong weights, the cast of P and the row sum act on the exact v = W_UV c by linearity, as in `oracle.bounds.mla`, and
 the latent sum has one more error, that of the latents themselves:
@@ -31,16 +32,14 @@ from oracle.bounds.contract import (
     tiles,
 )
 from oracle.bounds.gqa_block import output
-from oracle.bounds.rope_frequency import frequencies_upper
+from oracle.bounds.rope_frequency import frequencies_upper, magnitude_of, softmax_factor_error
 from oracle.bounds.table import Bounded
 from oracle.case import Case
 from oracle.enclosure import Block
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.gqa_block_case import head_block
 from oracle.ops.mla_block_case import Sequence as OneSequence
-from oracle.ops.mla_block_case import chosen, scale_float, sequence, table_enclosure
-from oracle.ops.rope_case import Rotation
-from oracle.ops.rope_scaling import PLAIN
+from oracle.ops.mla_block_case import chosen, rotation, scale_float, sequence, sequence_length, table_enclosure
 
 
 def bounds(
@@ -82,7 +81,7 @@ def _operands(case: Case, s: OneSequence, form: Contract, input_format: Format) 
     between = computed.store_of(form.between, input_format, form, c)
     turning = computed.turning_of(form.rotate, input_format, form, c, between)
     layout, eps = str(chosen(case, "layout")), float(chosen(case, "eps"))
-    table = _table(case, s, form, input_format, c)
+    table, far = _table(case, s, form, input_format, c)
     own = computed.Table(*(part[rows] for part in (table.cos, table.sin, table.rad, table.wrong_cos, table.wrong_sin)))  # type: ignore[index]
     x = computed.exact(s.x)
 
@@ -101,8 +100,13 @@ def _operands(case: Case, s: OneSequence, form: Contract, input_format: Format) 
     q_nope = [computed.projected(queries[-1], w, form, c, between) for w in s.weights["w_uq"]]
     raw_q = [computed.projected(queries[-1], w, form, c, between) for w in s.weights["w_qr"]]
     q_pe = [computed.turned(a, own, turning, layout) for a in raw_q]
-    lost_q = np.any([computed.too_large(a, between, c) for a in (*queries, *q_nope, *raw_q, *q_pe)], axis=0)
-    lost_k = np.any([computed.too_large(a, between, c) for a in (*latents, kept, raw_k, k_pe)], axis=0)
+    # A magnitude may come before the rotation or after it, so that one step overflows and the whole does not.
+    size = magnitude_of(rotation(case).scaling, 0.0)[0]
+    raw_q, raw_k = [a.times(max(1.0, size)) for a in raw_q], raw_k.times(max(1.0, size))
+    steps_q, steps_k = [a.times(1 / min(1.0, size)) for a in q_pe], k_pe.times(1 / min(1.0, size))
+    lost_q = np.any([computed.too_large(a, between, c) for a in (*queries, *q_nope, *raw_q, *steps_q)], axis=0)
+    lost_k = np.any([computed.too_large(a, between, c) for a in (*latents, kept, raw_k, steps_k)], axis=0)
+    lost_q, lost_k = lost_q | far[rows], lost_k | far
     # The squares of a norm's sum.
     limit = np.sqrt(c.compute.max_finite / 4)
     lost_q |= (queries[0].reach >= limit).any(axis=1) & (len(queries) > 1)
@@ -111,26 +115,25 @@ def _operands(case: Case, s: OneSequence, form: Contract, input_format: Format) 
     return _Operands(q_nope, q_pe, kept, k_pe, broken)
 
 
-def _table(case: Case, s: OneSequence, form: Contract, input_format: Format, c: Constants) -> computed.Table:
-    """cos and sin of the whole sequence, and their errors as `oracle.bounds.rope` has them."""
+def _table(
+    case: Case, s: OneSequence, form: Contract, input_format: Format, c: Constants
+) -> tuple[computed.Table, NDArray[np.bool_]]:
+    """cos and sin of the whole sequence with their errors as `oracle.bounds.rope` has them, and rows [S] whose angles
+    are out of range."""
 
     def named(name: str | None) -> Format:
         return c.compute if name is None else input_format if name == "input" else FORMATS[name]
 
-    dim, base = case.arrays["w_kr"].shape[0], float(chosen(case, "base"))
+    how, length, at = rotation(case), sequence_length(case, s), s.positions[:, None]
     angle, stored = named(form.angle), named(form.table)
     cos, sin = table_enclosure(case, s)
-    how = Rotation(dim, dim, "half", base)
-    theta = frequencies_upper(base, dim, PLAIN, 0)
-    dth = rope.angle_error(s.positions[:, None], theta, how, 0, form, angle)
+    theta = frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
+    dth = rope.angle_error(at, theta, how, length, form, angle)
     omega = stored.smallest_normal if form.flush else stored.omega
-
-    def wrong(entry: Float64Array) -> Float64Array:
-        error = np.minimum(1 + entry, dth) + rope.TRIG_UNITS * c.u
-        return np.asarray(error + stored.unit_roundoff * (entry + error) + omega)
-
+    made = rope.Stored(*magnitude_of(how.scaling, c.u), c.u, stored.unit_roundoff, omega)
     rad = np.maximum(cos.rad + np.abs(cos.lo), sin.rad + np.abs(sin.lo)) + 2.0**-60
-    return computed.Table(cos.hi, sin.hi, rad, wrong(cos.upper_abs()), wrong(sin.upper_abs()))
+    wrong = (rope.table_error(part.upper_abs(), dth, made) for part in (cos, sin))
+    return computed.Table(cos.hi, sin.hi, rad, *wrong), np.asarray(rope.out_of_range(at, theta, angle).any(axis=1))
 
 
 def _bound(
@@ -146,6 +149,7 @@ def _bound(
     c = constants(form, input_format)
     between, up = (computed.store_of(name, input_format, form, c) for name in (form.between, form.up))
     alpha = abs(scale_float(case)) * (1 + 2.0**-50)
+    in_scale = 0.0 if case.options.get("scale") is not None else softmax_factor_error(rotation(case).scaling, c.u)
     outs, wrongs, broken = [], [], given.broken
     for h, head in enumerate(heads):
         w_uk, w_uv = s.weights["w_uk"][h], s.weights["w_uv"][h]
@@ -155,13 +159,13 @@ def _bound(
             lost = computed.too_large(k_nope, up, c) | computed.too_large(v, up, c)
             broken = broken | (s.visible & lost).any(axis=1, keepdims=True)
             q, k = given.q_nope[h].beside(given.q_pe[h]), k_nope.beside(given.k_pe)
-            made = computed.attended(q, k, v, alpha, head, form, c, between)
+            made = computed.attended(q.off_by(in_scale), k, v, alpha, head, form, c, between)
         else:
             q_lat = computed.projected(given.q_nope[h], np.ascontiguousarray(w_uk.T), form, c, up)
             broken = broken | computed.too_large(q_lat, up, c)[:, None]
             q, k = q_lat.beside(given.q_pe[h]), given.c_kv.beside(given.k_pe)
             latent = computed.store_of(form.latent, input_format, form, c)
-            made = _absorbed(q, k, given.c_kv, v, w_uv, alpha, head, form, c, latent, between)
+            made = _absorbed(q.off_by(in_scale), k, given.c_kv, v, w_uv, alpha, head, form, c, latent, between)
         outs.append(head.out.upper_abs())
         wrongs.append(made.wrong)
         broken = broken | made.broken

@@ -166,19 +166,35 @@ def _table_error(
     theta = frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
     dth = angle_error(positions, theta, how, length, form, stages.angle)
     size, wrong = magnitude_of(how.scaling, stages.c.u)
-    dc, ds = (_table_entry(part, dth, size, wrong, stages) for part in (cos, sin))
-    far = np.abs(positions.astype(np.float64))
-    lost = np.maximum(far, far * theta) >= stages.angle.overflow_threshold
-    return dc, ds, lost
+    kept = Stored(size, wrong, stages.c.u, stages.table.unit_roundoff, stages.omega(stages.table))
+    dc, ds = (table_error(part, dth, kept) for part in (cos, sin))
+    return dc, ds, out_of_range(positions, theta, stages.angle)
 
 
-def _table_entry(entry: Float64Array, dth: Float64Array, size: float, wrong: float, stages: _Stages) -> Float64Array:
-    """dc or ds, from |C| or |S|, the error of the angle, A and e_A."""
-    error = np.minimum(size + entry, size * dth) + size * TRIG_UNITS * stages.c.u
-    if wrong:
-        turned = wrong + stages.c.u * (1 + wrong)
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a table is made: A and e_A, u of the compute format, u and omega of the table's."""
+
+    size: float
+    wrong: float
+    u: float
+    unit: float
+    omega: float
+
+
+def table_error(entry: Float64Array, dth: Float64Array, how: Stored) -> Float64Array:
+    """dc or ds, from |C| or |S| and the error of the angle."""
+    error = np.minimum(how.size + entry, how.size * dth) + how.size * TRIG_UNITS * how.u
+    if how.wrong:
+        turned = how.wrong + how.u * (1 + how.wrong)
         error = error * (1 + turned) + entry * turned
-    return np.asarray(error + stages.table.unit_roundoff * (entry + error) + stages.omega(stages.table))
+    return np.asarray(error + how.unit * (entry + error) + how.omega)
+
+
+def out_of_range(positions: NDArray[np.int64], theta: Float64Array, angle: Format) -> NDArray[np.bool_]:
+    """Where the angle's format cannot hold the position or the angle."""
+    far = np.abs(positions.astype(np.float64))
+    return np.asarray(np.maximum(far, far * theta) >= angle.overflow_threshold)
 
 
 def angle_error(

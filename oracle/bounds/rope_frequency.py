@@ -25,7 +25,8 @@ u is the unit roundoff of the format in which frequencies are made, V(n) = (1 + 
 
 The magnitude A, e_A: a given one is rounded once. 1 + y, y = m ln(s)/10: dy = V(8) y + 6.1 u |m|/10 (two constants, two
 products, the logarithm), one sum; a quotient of two adds a division. sqrt(1 + ln s/ln L): the two logarithms and a
-division, a sum, and a square root, which halves what went before it.
+division, a sum, and a square root, which halves what went before it. A softmax scale times (1 + y)^2: twice the
+error of 1 + y, and two products.
 """
 
 from __future__ import annotations
@@ -228,6 +229,13 @@ def _magnitude_error(scaling: Scaling, u: float) -> float:
     quotient = (1 + wrong[0]) / (1 - wrong[1]) * (1 + many(DIVISION + 1, u)) - 1
     grown = logs[0] / logs[1]
     return sqrt(1 + grown / (1 + grown) * quotient) * (1 + many(2.5, u)) - 1
+
+
+def softmax_factor_error(scaling: Scaling, u: float) -> float:
+    """Relative error of a scale that was multiplied by `rope_scaling.softmax_factor`; 0 where it is not."""
+    if scaling.factor <= 1 or scaling.all_dim == 0:
+        return 0.0
+    return expm1(2 * log1p(_tempered(float(scaling.factor), float(scaling.all_dim), u)) + 2 * log1p(u))
 
 
 def _tempered(factor: float, m: float, u: float) -> float:

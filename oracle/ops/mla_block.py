@@ -3,9 +3,10 @@
     c^KV = N(W_DKV x),  k^R = R(W_KR x),  c^Q = N'(W_DQ x),  q^C_h = W_UQ,h c^Q,  q^R_h = R(W_QR,h c^Q)
     O_h = the core of `oracle.ops.mla` on q^C_h, q^R_h, c^KV, k^R, W_UK,h, W_UV,h, causal;  y = W_O [O_1 .. O_H]
 
-R is the rotation at each row's position (`oracle.ops.rope`). N and N' are RMSNorms, c_i g_i / sqrt(mean c^2 + eps),
-where the model has them (DeepSeek's code does, the paper's equations do not), else the identity. The scale defaults to
-1/sqrt(d_h + d_r); YaRN's magnitude enters it as a number.
+R is the rotation at each row's position (`oracle.ops.rope`), with frequencies and a magnitude that may be scaled
+(`oracle.ops.rope_scaling`). N and N' are RMSNorms, c_i g_i / sqrt(mean c^2 + eps), where the model has them (DeepSeek's
+code does, the paper's equations do not), else the identity. The scale defaults to 1/sqrt(d_h + d_r), times YaRN's
+(1 + m ln(s)/10)^2 where mscale_all_dim = m is given, as in DeepSeek's code.
 
 Shapes, one sequence: x [r, E] of the queries and [S, E] of the keys, W_DKV [d_c, E], W_KR [d_r, E], W_DQ [d_c', E],
 W_UQ [d_h, d_c'], W_QR [d_r, d_c'], W_UK [d_h, d_c] and W_UV [d_v, d_c] per head, W_O [E', H d_v]; y [r, E'].

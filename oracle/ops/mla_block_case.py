@@ -1,9 +1,10 @@
 """mla_block as a case: shapes, options, and the evaluation of one sequence, which is one block.
 
 Arrays: x [B, S, E], positions int64 [S] or [B, S], w_dkv [d_c, E], w_uk [H, d_h, d_c], w_uv [H, d_v, d_c], w_kr
-[d_r, E], w_dq [d_c', E], w_uq [H, d_h, d_c'], w_qr [H, d_r, d_c'], w_o [E', H d_v]. Options: base, layout, scale (None:
-1/sqrt(d_h + d_r)), norm_kv [d_c] and norm_q [d_c'] (RMSNorm gains; None: no norm), eps, num_heads (None, or H). Output:
-out [B, S, E']. Causal: row i reads rows 0 .. i.
+[d_r, E], w_dq [d_c', E], w_uq [H, d_h, d_c'], w_qr [H, d_r, d_c'], w_o [E', H d_v]. Options: base, layout, scaling
+(None or a dict: `oracle.ops.rope_parameters`, without sections), scale (None: 1/sqrt(d_h + d_r), times yarn's
+`softmax_factor`; a number stands for all of that), norm_kv [d_c] and norm_q [d_c'] (RMSNorm gains; None: no norm), eps,
+num_heads (None, or H). Output: out [B, S, E']. Causal: row i reads rows 0 .. i.
 
 A row is *undefined* where it reads a NaN or an infinity: in x up to its own row, in a weight or in a gain. The parts of
 head h in a block are named as those of `oracle.ops.gqa_block_case`.
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.mp import mp_arithmetic
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.bounds.contract import Contract
 from oracle.case import Case
@@ -29,6 +31,9 @@ from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops import attention, attention_case, mla_block, rope
 from oracle.ops.gqa_block_case import PARTS
 from oracle.ops.mla_block import Latents, Norm, Side, Weights
+from oracle.ops.rope_case import Rotation, length_of
+from oracle.ops.rope_parameters import read_scaling
+from oracle.ops.rope_scaling import softmax_factor
 from oracle.ops.table import Op
 
 INPUTS = ("x", "positions", "w_dkv", "w_uk", "w_uv", "w_kr", "w_dq", "w_uq", "w_qr", "w_o")
@@ -36,6 +41,7 @@ NORMS = ("norm_kv", "norm_q")
 OPTIONS: dict[str, Any] = {
     "base": 10000.0,
     "layout": "half",
+    "scaling": None,
     "scale": None,
     "norm_kv": None,
     "norm_q": None,
@@ -96,6 +102,8 @@ def _check_options(case: Case, size: Mapping[str, int]) -> None:
     heads = case.options.get("num_heads")
     if heads is not None and heads != size["H"]:
         raise ValueError(f"num_heads is {heads}, but w_uk has H = {size['H']}")
+    if rotation(case).scaling.sections is not None:
+        raise ValueError("scaling['mrope_section'] needs three positions a row, and mla_block has one")
 
 
 def chosen(case: Case, name: str) -> Any:
@@ -139,40 +147,58 @@ def sequence(case: Case, key: tuple[int, ...], rows: Rows) -> Sequence:
     )
 
 
+def rotation(case: Case) -> Rotation:
+    """What the options say of the rotation of all d_r entries."""
+    dim, base = case.arrays["w_kr"].shape[0], float(chosen(case, "base"))
+    scaling = read_scaling(case.options.get("scaling"), base=base, dim=dim, rotary_dim=dim)
+    return Rotation(dim, dim, str(chosen(case, "layout")), base, scaling)
+
+
 def scale_value(ar: Arithmetic, case: Case) -> Value:
     scale = case.options.get("scale")
-    width = case.arrays["w_uk"].shape[1] + case.arrays["w_kr"].shape[0]
-    return attention.default_scale(ar, width) if scale is None else ar.const(np.array([[scale]]))
+    if scale is not None:
+        return ar.const(np.array([[scale]]))
+    plain = attention.default_scale(ar, case.arrays["w_uk"].shape[1] + case.arrays["w_kr"].shape[0])
+    factor = softmax_factor(ar, rotation(case).scaling)
+    return plain if factor is None else ar.mul(plain, factor)
 
 
 def scale_float(case: Case) -> float:
-    """The scale as the nearest float64."""
-    scale = case.options.get("scale")
-    width = case.arrays["w_uk"].shape[1] + case.arrays["w_kr"].shape[0]
-    return float(scale) if scale is not None else 1.0 / float(np.sqrt(width))
+    """The scale to float64."""
+    ar = mp_arithmetic(80)
+    with ar.working():
+        return float(scale_value(ar, case)[0, 0])
+
+
+def sequence_length(case: Case, s: Sequence) -> int:
+    """L' of one sequence, where the frequencies depend on it, else 0."""
+    return length_of(rotation(case).scaling, case.arrays["positions"], s.positions)
 
 
 def table_enclosure(case: Case, s: Sequence) -> tuple[Enclosure, Enclosure]:
     """cos and sin [S, d_r / 2] of the whole sequence."""
-    return _table(s.positions.tobytes(), float(chosen(case, "base")), case.arrays["w_kr"].shape[0])
+    return _table(s.positions.tobytes(), rotation(case), sequence_length(case, s))
 
 
 @lru_cache(maxsize=8)
-def _table(positions: bytes, base: float, dim: int) -> tuple[Enclosure, Enclosure]:
+def _table(positions: bytes, how: Rotation, length: int) -> tuple[Enclosure, Enclosure]:
     ar = arb_arithmetic(TABLE_BITS)
     with ar.working():
-        cos, sin = rope.table(ar, np.frombuffer(positions, dtype=np.int64), base, dim)
+        cos, sin = _turns(ar, np.frombuffer(positions, dtype=np.int64), how, length)
         return Enclosure(*ar.to_enclosure(cos)), Enclosure(*ar.to_enclosure(sin))
 
 
 def sides(ar: Arithmetic, case: Case, s: Sequence) -> tuple[Side, Side]:
     """The rows of the queries, and those of the keys."""
-    base, dim = float(chosen(case, "base")), case.arrays["w_kr"].shape[0]
-    place = np.asarray(s.rows)
+    how, length, place = rotation(case), sequence_length(case, s), np.asarray(s.rows)
     return (
-        Side(ar.const(s.x[place]), *rope.table(ar, s.positions[place], base, dim), dim),
-        Side(ar.const(s.x), *rope.table(ar, s.positions, base, dim), dim),
+        Side(ar.const(s.x[place]), *_turns(ar, s.positions[place], how, length), how.dim),
+        Side(ar.const(s.x), *_turns(ar, s.positions, how, length), how.dim),
     )
+
+
+def _turns(ar: Arithmetic, positions: NDArray[np.int64], how: Rotation, length: int) -> tuple[Value, Value]:
+    return rope.table(ar, positions, how.base, how.rotary_dim, scaling=how.scaling, length=length)
 
 
 def weights_of(ar: Arithmetic, case: Case, s: Sequence) -> Weights:

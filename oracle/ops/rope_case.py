@@ -144,12 +144,16 @@ def positions_of(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.int
 
 def sequence_length(case: Case, key: tuple[int, ...]) -> int:
     """L', where the frequencies of this head depend on it, else 0."""
-    scaling = rotation(case).scaling
+    return length_of(rotation(case).scaling, case.arrays["positions"], head_positions(case, key))
+
+
+def length_of(scaling: Scaling, whole: NDArray[np.int64], own: NDArray[np.int64]) -> int:
+    """L' of a sequence at positions ``own`` in a call at ``whole``, where frequencies depend on it, else 0."""
     if not scaling.by_length:
         return 0
     if isinstance(scaling.seq_len, int):
         return scaling.seq_len
-    at = case.arrays["positions"] if scaling.seq_len == "call" else head_positions(case, key)
+    at = whole if scaling.seq_len == "call" else own
     return int(at.max(initial=-1)) + 1
 
 

@@ -212,7 +212,8 @@ def _yarn(p: _Parameters, common: dict[str, Any], base: float, rotary_dim: int) 
         raise p.wrong("beta_fast", f"must be larger than beta_slow = {float(slow):g}")
     scaling = Scaling(
         factor=p.ratio(length), length=length, slow=slow, fast=fast, ramp=p.choice("ramp", RAMPS),
-        truncate=p.flag("truncate", default=True), magnitude=_yarn_magnitude(p), **common,
+        truncate=p.flag("truncate", default=True), magnitude=_yarn_magnitude(p),
+        all_dim=p.positive("mscale_all_dim") if p.given.get("mscale_all_dim") else Fraction(0), **common,
     )  # fmt: skip
     if scaling.ramp == "dimension" and not has_ramp(scaling, base, rotary_dim):
         raise p.wrong(_LENGTH, f"leaves no ramp among {rotary_dim // 2} pairs at base {base:g}")

@@ -22,6 +22,9 @@ The magnitude multiplies cos and sin. yarn: (1 + m_1 ln(s)/10)/(1 + m_2 ln(s)/10
 m_2 = 0 unless stated (the paper's sqrt(1/t) on queries and keys alike). longrope: sqrt(1 + ln(s)/ln(L)), 1 for
 s <= 1. An `attention_factor` replaces either.
 
+DeepSeek-V2's and V3's attention also multiplies its softmax scale by (1 + m_2 ln(s)/10)^2 where `mscale_all_dim` = m_2
+is given and not 0 (`softmax_factor`), whatever multiplies cos and sin.
+
 M-RoPE (Qwen2-VL, arXiv 2409.12191): each pair turns by one of three positions, temporal, height or width.
 In sections, the first t pairs by the first, the next h by the second, the last w by the third; interleaved
 (Qwen3-VL), pair i by the height if i mod 3 = 1 and i < 3h, by the width if i mod 3 = 2 and i < 3w, else by time.
@@ -68,6 +71,7 @@ class Scaling:
     kind: ``default`` and the rules above. factor: s. length: L. slow, fast: beta_slow and beta_fast, or
     low_freq_factor and high_freq_factor. ramp, truncate: yarn's. short, long: longrope's factors, d/2 each.
     seq_len: L' as a number, or whose largest position gives it: the whole ``call``'s or each ``sequence``'s own.
+    all_dim: yarn's mscale_all_dim as it stands, 0 where there is none.
     sections: pairs of time, height and width (None: one position for all); interleaved: in turns.
     """
 
@@ -82,6 +86,7 @@ class Scaling:
     long: tuple[Fraction, ...] = ()
     seq_len: int | str = "call"
     magnitude: Magnitude = Magnitude()
+    all_dim: Fraction = Fraction(0)
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
 
@@ -219,6 +224,14 @@ def magnitude(ar: Arithmetic, scaling: Scaling) -> Value | None:
             growth = ar.div(ar.log(number(ar, scaling.factor)), ar.log(ar.rational(scaling.length, 1)))
             return ar.sqrt(ar.add(ar.rational(1, 1), growth))
     raise AssertionError(how.rule)
+
+
+def softmax_factor(ar: Arithmetic, scaling: Scaling) -> Value | None:
+    """What DeepSeek's attention multiplies its softmax scale by, [1, 1]; None for nothing."""
+    if scaling.factor <= 1 or scaling.all_dim == 0:
+        return None
+    root = _tempered(ar, scaling.factor, scaling.all_dim)
+    return ar.mul(root, root)
 
 
 def _tempered(ar: Arithmetic, factor: Fraction, m: Fraction) -> Value:
