@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oracle.case import Case
 from properties import attention_edges as edges
-from properties import strategies
+from properties import model_gate, strategies
 from properties.bench import Bench, Input
 from properties.judging import all_bits, guarded, kept, structure_only, within_bound
 from properties.metamorphic import full_bounds, observe
@@ -70,6 +70,12 @@ def accuracy_edges(bench: Bench) -> Iterator[Input]:
     yield _made(bench, sq=4, sk=33, values=Recipe("ones"), features={"edge": "constant V"})
     longest = 128 if bench.target.interpreted else min(bench.profile.large, 1024)
     yield _made(bench, sq=8, sk=longest, dims=64, features={"edge": "long"})
+
+
+def model_edges(bench: Bench) -> Iterator[Input]:
+    """Those of the forward pass, each with a cotangent."""
+    for given in model_gate.edges(bench):
+        yield with_cotangent(bench, given)
 
 
 def head_edges(bench: Bench) -> Iterator[Input]:
@@ -179,4 +185,5 @@ PROPERTIES: tuple[Property, ...] = (
     _row("P18", "gradients at tile borders and odd dimensions", within_bound, edges=shape_edges),
     _row("P23", "dtype and shape of the gradients", structure_only, edges=dtype_edges),
     _row("P25", "gradients are linear in the cotangent", linear, edges=dtype_edges),
+    _row("G3", "rms error of the gradients against the model kernel", model_gate.check, edges=model_edges),
 )

@@ -1,9 +1,12 @@
 """Gate G3: rms error against the rms error of a model kernel of the same contract, on fixed configurations.
 
 The sharpest gate at long contexts, where a rigorous bound must allow for the worst alignment of roundings and an honest
-kernel stays far below it. Thresholds are calibrated, not derived (basis ``calibrated``): a ratio above 1.5 for O in 16
-bits, 4 for O in fp32 and 4 for the LSE fails. It gives a verdict for attention under ``flash`` and ``fp32``, as far as
-the model follows the contract; elsewhere the ratio is reported.
+kernel stays far below it. Thresholds are calibrated, not derived (basis ``calibrated``): a ratio above 1.5 for O and
+for gradients in 16 bits, 4 for them in fp32 and 4 for the LSE fails. It gives a verdict for `JUDGED_OPS` under
+``flash`` and ``fp32``, as far as the model follows the contract; elsewhere the ratio is reported.
+
+Gradients: honest kernels were measured at 0.70 to 1.03 of the model in 16 bits and 1.0 to 1.45 in fp32, torch's flash
+backward on a CPU, whose 16-bit exp is off by 5e-5, at 1.21; P in e4m3 is at 78 or more.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from properties.recipes import Logits, Recipe
 from properties.verdict import Basis, Judgement, Verdict
 
 LEAST_VALUES = 512
-LIMITS = {"out": 1.5, "out fp32": 4.0, "lse": 4.0}
+NARROW, WIDE, LSE = 1.5, 4.0, 4.0
 JUDGED = ("flash", "fp32")
+JUDGED_OPS = ("attention", "attention_backward")
 
 
 def edges(bench: Bench) -> Iterator[Input]:
@@ -57,9 +61,9 @@ def check(bench: Bench, given: Input) -> Judgement:
         for block in blocks:
             modelled = model(case, block.key, block.rows, form)
             for name, value in outputs.items():
-                exact = block.part(name)
-                held = value[block.key][block.rows].astype(np.float64)
-                held = held[:, None] if held.ndim == 1 else held
+                if not block.holds(name):
+                    continue
+                exact, held = block.part(name), block.take(name, value).astype(np.float64)
                 held = held / base if name == "lse" else held
                 squares[name][0] += float((exact.distance(held) ** 2).sum())
                 squares[name][1] += float((exact.distance(modelled[name]) ** 2).sum())
@@ -75,7 +79,7 @@ def check(bench: Bench, given: Input) -> Judgement:
     figures = {f"model_ratio_{n}": r for n, r in ratios.items()}
     # A tanh made of exp errs by up to 17 times the model's in fp32, without breaking its contract.
     capped = case.options.get("softcap") is not None
-    judged = bench.op == "attention" and not capped and all(map(_followed, bench.forms))
+    judged = bench.op in JUDGED_OPS and not capped and all(map(_followed, bench.forms))
     verdict = Verdict.FAIL if judged and worst > 1 else Verdict.PASS
     return Judgement(verdict, Basis.CALIBRATED, detail, worst, metrics=figures, forms={label: worst})
 
@@ -95,4 +99,6 @@ def _ratio(target: float, model: float) -> float:
 
 
 def _limit(name: str, bench: Bench) -> float:
-    return LIMITS["out fp32"] if name == "out" and bench.dtype in ("fp32", "fp64") else LIMITS[name]
+    if name == "lse":
+        return LSE
+    return WIDE if bench.dtype in ("fp32", "fp64") else NARROW

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from properties.model_gate import JUDGED
+from properties.model_gate import JUDGED, JUDGED_OPS
 from properties.record import Record
 from reports.load import finite
 from reports.summary import dtypes_of, interpreted, returns_lse
@@ -96,10 +96,10 @@ BLIND_SPOTS: tuple[BlindSpot, ...] = (
     BlindSpot(
         "a small systematic error below the worst-case bound: a key lost in a long context, scores stored low, a "
         "low accumulator",
-        "G3, the gate that shows these, gives a verdict for attention under "
+        "G3, the gate that shows these, gives a verdict for attention and its gradients under "
         + " and ".join(JUDGED)
         + " only; elsewhere it reports a ratio",
-        lambda s: s.attends and (s.op != "attention" or not s.contracts <= set(JUDGED) or "G3" not in s.properties),
+        lambda s: s.attends and (s.op not in JUDGED_OPS or not s.contracts <= set(JUDGED) or "G3" not in s.properties),
     ),
     BlindSpot(
         "an angle that is wrong by less than the rounding of the result",

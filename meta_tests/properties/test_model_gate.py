@@ -1,4 +1,7 @@
-"""Gate G3 gives no verdict where its model is not the target's: soft caps, declared tanh, a second rounding of O."""
+"""Gate G3: no verdict where its model is not the target's (soft caps, declared tanh, a second rounding of O).
+
+Of gradients, it sees what no bound does, and lets honest kernels pass.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from properties import model_gate
+from properties import attention_backward, model_gate
 from properties.bench import PROFILES, bench_for
+from properties.judging import within_bound
 from properties.recipes import Recipe
 from properties.strategies import attention_input
 from properties.verdict import Verdict
 from targets.base import target_from
 from targets.honest.describe import describe
+from targets.registry import resolve
 
 Tensor = torch.Tensor
 
@@ -54,3 +59,25 @@ def test_a_contract_that_the_model_does_not_follow_is_reported_only() -> None:
     for fields in ({"tanh": 2.0**-11}, {"tanh_abs": 2.0**-20}, {"output_stores": 2}):
         forms = tuple(replace(form, **fields) for form in bench.forms)
         assert model_gate.check(replace(bench, forms=forms), given).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["flash_backward:attention_backward", "flash_backward_variants:backward_exp2"])
+def test_honest_gradients_are_near_their_model(name: str, dtype: str) -> None:
+    bench = bench_for(resolve(f"targets.honest.{name}"), dtype, profile=PROFILES["quick"])
+    for given in attention_backward.model_edges(bench):
+        judged = model_gate.check(bench, given)
+        assert judged.verdict is Verdict.PASS
+        assert {f"model_ratio_{n}" for n in ("dq", "dk", "dv")} <= set(judged.metrics)
+        assert all(0.3 < ratio < 1.4 for ratio in judged.metrics.values()), judged.metrics
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_small_systematic_error_of_a_gradient_is_seen(dtype: str) -> None:
+    """A truncated P stays within the bound of dV."""
+    bench = bench_for(resolve("targets.mutants.backward_weights_truncated:attention_backward"), dtype)
+    given = list(attention_backward.model_edges(bench))[1]
+    judged = model_gate.check(bench, given)
+    assert judged.verdict is Verdict.FAIL
+    assert judged.metrics["model_ratio_dv"] > 1.5 > judged.metrics["model_ratio_dq"]
+    assert within_bound(bench, given).verdict is Verdict.PASS

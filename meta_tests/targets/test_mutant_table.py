@@ -188,6 +188,17 @@ def test_truncation_goes_one_way(name: str, dtype: torch.dtype) -> None:
     assert (wrong < right).double().mean() > 0.2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_truncation_of_the_weights_shortens_dv(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    given = {n: torch.randn(1, 1, 40, 8, generator=generator).to(dtype) for n in ("q", "k", "v", "do")}
+    row, arguments = _row("backward_weights_truncated"), given | {"do": given["do"].abs() + 0.5}
+    right, wrong = honest(row, arguments), outputs(load(row.target)(**arguments))
+    assert all(a.equal(b) for a, b in zip(right[:2], wrong[:2], strict=True))
+    assert (wrong[2] <= right[2]).all()
+    assert (wrong[2] < right[2]).double().mean() > 0.2
+
+
 def test_query_scaled_in_place() -> None:
     from targets.mutants.query_scaled_in_place import attention
 

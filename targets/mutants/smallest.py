@@ -23,6 +23,7 @@ SIDE_EFFECTS = (
     "output_truncated",
     "query_scaled_in_place",
     "weights_truncated",
+    "backward_weights_truncated",
     "pads_past_the_end",
     "output_promoted",
     "softmax_gradient_through_rounded_weights",

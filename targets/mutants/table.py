@@ -74,6 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _backward("backward_last_query_dropped", "P18", "the last of an odd number of queries gives nothing"),
     _backward("backward_bias_gradient_scaled", "P14", "the mask's gradient is multiplied by the scale"),
     _backward("backward_causal_top_left", "P14", "aligned top-left, bottom-right is declared"),
+    _backward("backward_weights_truncated", "G3", "P is truncated for dV, not rounded", dtypes=SIXTEEN_BITS),
     _backward("backward_weights_in_e4m3", "P14", "P cast to e4m3 for dV"),
     _backward(
         "backward_ignores_cotangent", "P25", "dO is taken as ones", "mindspore-lab/mindone#1438"
