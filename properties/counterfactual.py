@@ -20,6 +20,7 @@ from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.enclosure import Block, Enclosure, Rows, enclose, refine
 from oracle.formats import Float64Array, Format, format_of
+from oracle.ops.table import op_named
 from properties.bench import Bench
 from properties.pipeline import exact_blocks
 
@@ -147,18 +148,15 @@ class Scene:
     def broken(self) -> bool:
         return any(mask.any() for look in self.looks for mask in look.wrong.values())
 
+    @property
+    def main(self) -> str:
+        """The name of the op's first output."""
+        return op_named(self.case.op).outputs[0]
+
     def observed(self, block: Block) -> dict[str, Float64Array]:
         """[r, c] of every output at the block's rows, as float64."""
-        width = 1 if block.part("out").hi.shape[1] == 1 else None
-        result = {}
-        for name, output in self.outputs.items():
-            with np.errstate(invalid="ignore"):
-                held = (output[block.key] if block.key else output).astype(np.float64)
-            if not block.key:
-                held = held.reshape(-1, width or held.shape[-1])
-            held = held[:, None] if held.ndim == 1 else held
-            result[name] = np.asarray(held[block.rows])
-        return result
+        with np.errstate(invalid="ignore"):
+            return {n: block.take(n, output).astype(np.float64) for n, output in self.outputs.items()}
 
 
 Source = Callable[[Key, Rows], tuple[Case, Key, Rows]]
@@ -172,6 +170,7 @@ class Counterfactual:
 
     says: completes "as if ..."; ``{}`` stands for ``choice``, where several fit that differ in it alone.
     source: where the exact result of a block comes from (default: the block itself).
+    block: the exact result itself, where it is that of no case.
     change: what the defect does to the predictions.
     contract: fields of a contract that would allow the defect. If no rounded result fits bit by bit (the order of the
     target's sums is not known), a correlation with it and this contract's bound do.
@@ -188,6 +187,7 @@ class Counterfactual:
     elsewhere: Callable[[Scene], Counterfactual] | None = None
     choice: str = ""
     arrange: Arrange | None = None
+    block: Callable[[Key, Rows], Block] | None = None
 
     @property
     def sentence(self) -> str:
@@ -261,10 +261,15 @@ def _worst(looks: Sequence[Look]) -> tuple[int, int]:
 def predict(scene: Scene, c: Counterfactual, key: Key, rows: Rows, forms: Sequence[Contract]) -> list[Predictions]:
     """What an honest kernel with this defect gives for a block, one dict of outputs per form."""
     case, at, taken = (scene.case, key, rows) if c.source is None else c.source(key, rows)
-    found = enclose(case, rows={at: taken}, blocks=[at])[0]
-    block, per_form = _precise(scene, case, found, forms)
+    if c.block is not None:
+        block = c.block(key, rows)
+        per_form = _predictions(scene, case, block, forms)
+    else:
+        found = enclose(case, rows={at: taken}, blocks=[at])[0]
+        block, per_form = _precise(scene, case, found, forms)
     if c.change is not None:
-        per_form = [c.change(scene, block, predictions) for predictions in per_form]
+        here = replace(block, key=key, rows=rows)
+        per_form = [c.change(scene, here, predictions) for predictions in per_form]
     if (arrange := c.arrange) is not None:
         per_form = [{n: p.mapped(lambda a: arrange(key, rows, a)) for n, p in ps.items()} for ps in per_form]
     return per_form

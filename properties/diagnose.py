@@ -46,9 +46,15 @@ _MODULES = {
     "mla": "properties.diagnose_mla",
     "rope": "properties.diagnose_rope",
     "rope_apply": "properties.diagnose_rope",
+    "rope_backward": "properties.diagnose_rope",
     "softmax": "properties.diagnose_softmax",
     "log_softmax": "properties.diagnose_softmax",
     "logsumexp": "properties.diagnose_softmax",
+    "softmax_backward": "properties.diagnose_softmax_backward",
+    "gqa_block": "properties.diagnose_blocks",
+    "mla_block": "properties.diagnose_blocks",
+    "attention_varlen": "properties.diagnose_layouts",
+    "attention_paged": "properties.diagnose_layouts",
 }
 
 
@@ -117,13 +123,9 @@ def _unsteady(scene: Scene) -> bool:
 
 
 def _size(case: Case) -> int:
-    sizes = [int(np.prod(shape)) for shape in op_named(case.op).output_shapes(case).values()]
-    match case.op:
-        case "attention":
-            sizes.append(int(np.prod(case.arrays["q"].shape[:3])) * case.arrays["k"].shape[2])
-        case "mla":
-            sizes.append(int(np.prod(case.arrays["q_nope"].shape[:3])) * case.arrays["c_kv"].shape[1])
-    return max(sizes)
+    op = op_named(case.op)
+    read = sum(op.row_count(case, key) * op.width(case, key) for key in op.blocks(case))
+    return max(read, *(int(np.prod(shape)) for shape in op.output_shapes(case).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,16 +244,21 @@ def _preferred(held: list[_Found], probes: _Probes) -> list[_Found]:
 
 
 def fresh_numbers(case: Case, seed: int) -> Case:
-    """The case with standard normal numbers in its floating-point inputs; rotation tables and -inf entries stay."""
+    """The case with standard normal numbers in its floating-point inputs; rotation tables and -inf entries stay.
+
+    Weights keep the size of what they are given; the y of a softmax is one.
+    """
     rng = np.random.default_rng([seed, 77])
     arrays = {}
     for name, array in case.arrays.items():
-        if array.dtype.kind == "i" or name in ("cos", "sin"):
+        if array.dtype.kind in "iu" or name in ("cos", "sin"):
             continue
         drawn = rng.standard_normal(array.shape)
         if case.op in ("softmax", "log_softmax", "logsumexp"):
             drawn = np.where(np.isneginf(array.astype(np.float64)), -np.inf, drawn)
-        elif name in ("w_uk", "w_uv"):
+        elif name.startswith("w_"):
             drawn = drawn / np.sqrt(array.shape[-1])
+        elif case.op == "softmax_backward" and name == "y":
+            drawn = np.exp(drawn) / np.exp(drawn).sum(axis=-1, keepdims=True)
         arrays[name] = format_of(array).store(drawn)
     return case.with_arrays(**arrays)

@@ -109,24 +109,27 @@ def uniform(scene: Scene) -> Iterator[Counterfactual]:
 def head_mapping(scene: Scene) -> Iterator[Counterfactual]:
     x = Heads(scene.case)
     heads, shared = scene.case.arrays["q"].shape[1], scene.case.arrays["k"].shape[1]
-    h = np.arange(heads)
-    right = h // (heads // shared)
-    if shared == 1:
-        return
-    for says, of_k, of_v in (
-        ("KV heads were tiled (h mod Hkv) instead of repeated", h % shared, h % shared),
-        ("the number of KV heads were the size of a group (h // Hkv)", h // shared % shared, h // shared % shared),
-        ("every query head read KV head 0", 0 * h, 0 * h),
-        ("the order of KV heads were reversed", shared - 1 - right, shared - 1 - right),
-        ("K came from the KV heads in reverse order, V did not", shared - 1 - right, right),
-        ("V came from the KV heads in reverse order, K did not", right, shared - 1 - right),
-    ):
+    for says, of_k, of_v in kv_heads_read(heads, shared):
 
         def make(head: Head, of_k: Any = of_k, of_v: Any = of_v) -> Head:
             k, v = (scene.case.arrays[n][head.key[0]] for n in ("k", "v"))
             return replace(head, k=k[of_k[head.key[1]]], v=v[of_v[head.key[1]]])
 
         yield of_head(x, says, make)
+
+
+def kv_heads_read(heads: int, shared: int) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
+    """Which KV head's K, and whose V, each query head may read by mistake."""
+    h = np.arange(heads)
+    right = h // (heads // shared)
+    if shared == 1:
+        return
+    yield "KV heads were tiled (h mod Hkv) instead of repeated", h % shared, h % shared
+    yield "the number of KV heads were the size of a group (h // Hkv)", h // shared % shared, h // shared % shared
+    yield "every query head read KV head 0", 0 * h, 0 * h
+    yield "the order of KV heads were reversed", shared - 1 - right, shared - 1 - right
+    yield "K came from the KV heads in reverse order, V did not", shared - 1 - right, right
+    yield "V came from the KV heads in reverse order, K did not", right, shared - 1 - right
 
 
 def dimensions(scene: Scene) -> Iterator[Counterfactual]:

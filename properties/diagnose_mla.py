@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,9 +34,15 @@ def scales(scene: Scene) -> Iterator[Counterfactual]:
     case = scene.case
     d_h, d_r = case.arrays["q_nope"].shape[3], case.arrays["q_pe"].shape[3]
     d_c, d_v = case.arrays["c_kv"].shape[2], case.arrays["w_uv"].shape[1]
-    s, default = scale_float(case), (d_h + d_r) ** -0.5
+    for says, value in scale_choices(scale_float(case), case.options.get("scale"), d_h, d_r, d_c, d_v):
+        yield of_case(says, case.with_options(scale=value))
+
+
+def scale_choices(s: float, given: float | None, d_h: int, d_r: int, d_c: int, d_v: int) -> Iterator[tuple[str, float]]:
+    """Numbers that take the place of the scale ``s``."""
+    default = (d_h + d_r) ** -0.5
     rows: list[tuple[str, float]] = []
-    if case.options.get("scale") is not None:
+    if given is not None:
         rows.append(("the given scale were ignored", default))
         rows.append(("the default scale were applied on top of the given one", s * default))
     rows += [
@@ -52,9 +58,7 @@ def scales(scene: Scene) -> Iterator[Counterfactual]:
         ("exp2 were taken without the factor log2(e)", s * LN2),
         ("the factor log2(e) were applied twice", s * LOG2_E),
     ]
-    for says, value in rows:
-        if value != s:
-            yield of_case(says, case.with_options(scale=value))
+    yield from ((says, value) for says, value in rows if value != s)
 
 
 def heads(scene: Scene) -> Iterator[Counterfactual]:
@@ -62,11 +66,7 @@ def heads(scene: Scene) -> Iterator[Counterfactual]:
     count = case.arrays["w_uk"].shape[0]
     if count == 1:
         return
-    for name, word in (("w_uv", "W_UV"), ("w_uk", "W_UK")):
-        w = case.arrays[name]
-        yield of_case(f"{word} were applied with the heads reversed", case.with_arrays(**{name: w[::-1]}))
-        every = np.ascontiguousarray(np.broadcast_to(w[:1], w.shape))
-        yield of_case(f"every head used the {word} of head 0", case.with_arrays(**{name: every}))
+    yield from weights_of_heads(case, ("w_uv", "w_uk"))
     q_pe = case.arrays["q_pe"]
     first = np.ascontiguousarray(np.broadcast_to(q_pe[:, :1], q_pe.shape))
     yield of_case("every head used the q_pe of head 0", case.with_arrays(q_pe=first))
@@ -77,6 +77,15 @@ def heads(scene: Scene) -> Iterator[Counterfactual]:
 
         if case.arrays["k_pe"].shape[1] > 1:
             yield Counterfactual(says, source)
+
+
+def weights_of_heads(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
+    """Weights [H, .., ..] taken by the wrong heads."""
+    for name in names:
+        w, word = case.arrays[name], name.upper()
+        yield of_case(f"{word} were applied with the heads reversed", case.with_arrays(**{name: w[::-1]}))
+        every = np.ascontiguousarray(np.broadcast_to(w[:1], w.shape))
+        yield of_case(f"every head used the {word} of head 0", case.with_arrays(**{name: every}))
 
 
 def keys(scene: Scene) -> Iterator[Counterfactual]:

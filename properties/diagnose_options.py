@@ -41,7 +41,7 @@ def options(scene: Scene) -> Iterator[Counterfactual]:
     for name in held:
         yield of_case(f"{WORDS[name]} were ignored", case.without_options(name))
     yield from _windows(case)
-    yield from _slopes(case)
+    yield from slopes(case)
     yield from _sinks(case)
     for choice, words in MEANT.items():
         if any(choice in CHOICES_OF[name] for name in held):
@@ -81,17 +81,18 @@ def _windows(case: Case) -> Iterator[Counterfactual]:
             yield of_case(says, case.with_options(window_size=tuple(sides)))
 
 
-def _slopes(case: Case) -> Iterator[Counterfactual]:
-    slopes = case.options.get("alibi_slopes")
-    if slopes is None:
+def slopes(case: Case) -> Iterator[Counterfactual]:
+    """ALiBi negated, or of other heads and sequences."""
+    given = case.options.get("alibi_slopes")
+    if given is None:
         return
-    yield of_case("ALiBi had the wrong sign", case.with_options(alibi_slopes=-slopes))
-    if slopes.shape[-1] > 1:
-        first = np.broadcast_to(slopes[..., :1], slopes.shape)
+    yield of_case("ALiBi had the wrong sign", case.with_options(alibi_slopes=-given))
+    if given.shape[-1] > 1:
+        first = np.broadcast_to(given[..., :1], given.shape)
         yield of_case("all heads used the ALiBi slope of head 0", case.with_options(alibi_slopes=first))
-        yield of_case("ALiBi slopes were in reverse order", case.with_options(alibi_slopes=slopes[..., ::-1]))
-    if slopes.ndim == 2 and len(slopes) > 1:
-        first = np.broadcast_to(slopes[:1], slopes.shape)
+        yield of_case("ALiBi slopes were in reverse order", case.with_options(alibi_slopes=given[..., ::-1]))
+    if given.ndim == 2 and len(given) > 1:
+        first = np.broadcast_to(given[:1], given.shape)
         yield of_case("all sequences used the ALiBi slopes of the first", case.with_options(alibi_slopes=first))
 
 

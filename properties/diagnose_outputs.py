@@ -37,7 +37,7 @@ def only_out(says: str, factor: Callable[[Scene, Block], Any]) -> Counterfactual
     """The output, not the LSE, times a factor that may depend on the block ([r, c] or broadcast)."""
 
     def change(scene: Scene, block: Block, p: Predictions) -> Predictions:
-        return {**p, "out": p["out"].scaled(factor(scene, block))}
+        return {**p, scene.main: p[scene.main].scaled(factor(scene, block))}
 
     return changed(says, change)
 
@@ -45,7 +45,7 @@ def only_out(says: str, factor: Callable[[Scene, Block], Any]) -> Counterfactual
 def zeros(scene: Scene) -> Iterator[Counterfactual]:
     """Outputs that were never written, or only in part."""
     rows = scene.looks[0].block.rows
-    last, width = int(rows[-1]), scene.looks[0].values["out"].shape[1]
+    last, width = int(rows[-1]), scene.looks[0].values[scene.main].shape[1]
     yield only_out("the output were zeros", lambda s, b: 0.0)
     if last > 0:
         yield only_out("the last row were zeros", lambda s, b: (b.rows != last)[:, None])
@@ -111,32 +111,34 @@ def interleaved_heads(scene: Scene) -> Iterator[Counterfactual]:
     """[B, S, H, D] written where [B, H, S, D] is expected."""
     keys = [look.block.key for look in scene.looks]
     heads, count = 1 + max(key[1] for key in keys), len(scene.looks[0].block.rows)
-    if heads == 1 or count == 1 or scene.outputs["out"].shape[2] != count:
+    main = scene.main
+    if heads == 1 or count == 1 or scene.outputs[main].shape[2] != count:
         return
 
     def change(s: Scene, block: Block, p: Predictions) -> Predictions:
-        whole = {look.block.key: look.truth[0]["out"] for look in s.looks}
+        whole = {look.block.key: look.truth[0][main] for look in s.looks}
         flat = block.key[1] * count + block.rows
-        return {**p, "out": of_rows([(whole[block.key[0], int(f % heads)], int(f // heads)) for f in flat])}
+        return {**p, main: of_rows([(whole[block.key[0], int(f % heads)], int(f // heads)) for f in flat])}
 
     yield changed("the output were laid out [B, S, H, D]", change)
 
 
 def rounded_output(scene: Scene) -> Iterator[Counterfactual]:
     """The result passed through a narrower format, or was cut off instead of rounded."""
-    own = scene.formats["out"]
+    main = scene.main
+    own = scene.formats[main]
     for name in ("tf32", "fp16", "bf16"):
         fmt = FORMATS[name]
         if fmt.precision < own.precision:
-            yield changed(f"the output were rounded through {name}", through("out", fmt), contract={"output": name})
+            yield changed(f"the output were rounded through {name}", through(main, fmt), contract={"output": name})
         if "lse" in scene.outputs and fmt.precision < scene.formats["lse"].precision:
             yield changed(f"the LSE were rounded through {name}", through("lse", fmt))
 
     def cut(s: Scene, block: Block, p: Predictions) -> Predictions:
-        hi = p["out"].value.hi
+        hi = p[main].value.hi
         size = np.abs(own.round(hi))
         inward = np.where(size > np.abs(hi), own.next_down(size), size)
-        return {**p, "out": p["out"].at(np.copysign(inward, hi))}
+        return {**p, main: p[main].at(np.copysign(inward, hi))}
 
     yield changed("the output were truncated instead of rounded", cut)
 

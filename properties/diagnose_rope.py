@@ -1,4 +1,4 @@
-"""Counterfactuals of rope and rope_apply: layouts, positions, frequencies, tables, a base read off the output."""
+"""Counterfactuals of rope, its gradient and rope_apply: layouts, positions, frequencies, tables, a base read off."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from oracle.ops.rope_case import (
     rotation,
     sequence_length,
     size_of,
+    turned_array,
+    turned_name,
 )
 from properties import diagnose_outputs as outputs
 from properties.bench import Bench
@@ -92,7 +94,8 @@ def positions(scene: Scene) -> Iterator[Counterfactual]:
         return of_case(says, scene.case.with_arrays(positions=np.asarray(moved, dtype=np.int64)))
 
     yield at("nothing were rotated", np.zeros_like(p))
-    yield at("the sign of sin were flipped", -p)
+    back = scene.case.op == "rope_backward"
+    yield at("the gradient were rotated forward instead of back" if back else "the sign of sin were flipped", -p)
     yield at("positions counted from 0 in each call", p - p[..., :1])
     yield at("positions were 0, 1, 2, ... whatever is given", np.broadcast_to(np.arange(p.shape[-1]), p.shape))
     by_axis = rotation(scene.case).scaling.sections is not None
@@ -116,8 +119,8 @@ def _overflowed(lost: NDArray[np.bool_]) -> Change:
     def change(s: Scene, block: Block, p: Predictions) -> Predictions:
         here = (lost if lost.ndim == 1 else lost[block.key[0]])[block.rows]
         return {
-            "out": p["out"].marked(
-                "breaks", here[:, None] & (np.arange(s.case.arrays["x"].shape[3]) < rotation(s.case).rotary_dim)
+            s.main: p[s.main].marked(
+                "breaks", here[:, None] & (np.arange(rotation(s.case).dim) < rotation(s.case).rotary_dim)
             )
         }
 
@@ -162,9 +165,9 @@ def _read_base(scene: Scene) -> float | None:
     for look in scene.looks:
         x, _ = clean_head(scene.case, look.block.key, look.block.rows)
         at = positions_of(scene.case, look.block.key, look.block.rows)[:, None].astype(np.float64)
-        y = look.values["out"]
+        y = look.values[scene.main]
         before, after = (a[:, columns[:pairs]] + 1j * a[:, columns[pairs : 2 * pairs]] for a in (x, y))
-        room = np.hypot(*(look.truth[0]["out"].bound[:, columns[i * pairs : (i + 1) * pairs]] for i in (0, 1)))
+        room = np.hypot(*(look.truth[0][scene.main].bound[:, columns[i * pairs : (i + 1) * pairs]] for i in (0, 1)))
         with np.errstate(all="ignore"):
             angle = np.angle(after / before)
             # Half a turn at most, so that no whole turn is lost; the error of ln base is that of the angle over t.
@@ -197,7 +200,7 @@ def _turned(
     how = rotation(scene.case)
     pairs = how.rotary_dim // 2
     columns = pair_columns(how, how.layout)
-    size = size_of(scene.case) if scene.case.op == "rope" else 1.0
+    size = 1.0 if scene.case.op == "rope_apply" else size_of(scene.case)
 
     def passed(fmt: Format | None, a: Float64Array) -> Float64Array:
         return a if fmt is None else fmt.round(a)
@@ -220,7 +223,7 @@ def _turned(
         value[:, columns[:pairs]] = first * cos - second * sin
         value[:, columns[pairs : 2 * pairs]] = first * sin + second * cos
         lost = ~np.isfinite(value)
-        return {"out": p["out"].at(np.where(lost, 0.0, value)).marked("breaks", lost)}
+        return {s.main: p[s.main].at(np.where(lost, 0.0, value)).marked("breaks", lost)}
 
     return change
 
@@ -250,14 +253,14 @@ def tables(scene: Scene) -> Iterator[Counterfactual]:
 
 def wider(case: Case) -> Iterator[Case]:
     """The same rows and some far out."""
-    if case.op != "rope" or case.arrays["x"].shape[2] > 64 or rotation(case).scaling.sections is not None:
+    if case.op == "rope_apply" or turned_array(case).shape[2] > 64 or rotation(case).scaling.sections is not None:
         return
-    x, p = case.arrays["x"], case.arrays["positions"]
+    x, p = turned_array(case), case.arrays["positions"]
     far = np.array([1, 17, 300, 2051, 4500, 70001], dtype=np.int64)
     more = p[..., -1:] + far if p.ndim == 1 else p[:, -1:] + far
     shape = (*x.shape[:2], x.shape[2] + len(far), x.shape[3])
     drawn = format_of(x).store(np.random.default_rng(8).standard_normal(shape))
-    yield case.with_arrays(x=drawn, positions=np.concatenate([p, more], axis=-1))
+    yield case.with_arrays(**{turned_name(case): drawn}, positions=np.concatenate([p, more], axis=-1))
 
 
 def far_out(bench: Bench, case: Case) -> Case | None:
@@ -266,9 +269,9 @@ def far_out(bench: Bench, case: Case) -> Case | None:
     if p is None or rotation(case).scaling.sections is not None:
         return None
     steps = np.array([1, 257, 2049, 4097, 65537, 2**18 + 1])
-    x = np.random.default_rng(9).standard_normal((*case.arrays["x"].shape[:2], len(steps), case.arrays["x"].shape[3]))
+    x = np.random.default_rng(9).standard_normal((*turned_array(case).shape[:2], len(steps), rotation(case).dim))
     at = steps if p.ndim == 1 else np.broadcast_to(steps, (len(p), len(steps)))
-    return case.with_arrays(x=bench.fmt.store(x), positions=np.ascontiguousarray(at))
+    return case.with_arrays(**{turned_name(case): bench.fmt.store(x)}, positions=np.ascontiguousarray(at))
 
 
 _OUTPUT = (
@@ -298,6 +301,6 @@ APPLY_HYPOTHESES = (
 )
 
 TABLES = {
-    "rope": Table(HYPOTHESES, (("at positions far out: ", far_out),), wider=wider),
+    **dict.fromkeys(("rope", "rope_backward"), Table(HYPOTHESES, (("at positions far out: ", far_out),), wider=wider)),
     "rope_apply": Table(APPLY_HYPOTHESES),
 }

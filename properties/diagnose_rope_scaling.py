@@ -21,15 +21,20 @@ def scalings(scene: Scene) -> Iterator[Counterfactual]:
     if given is None:
         return
     yield of_case("scaling were ignored", _plain(case))
-    for says, parameters in _others(case, dict(given)):
-        other = case.with_options(scaling=parameters)
-        try:
-            check(other)
-        except ValueError:
-            continue
-        yield of_case(says, other)
+    for says, parameters in choices(case):
+        yield of_case(says, case.with_options(scaling=parameters))
     if rotation(case).scaling.sections is not None:
         yield from _axes(case)
+
+
+def choices(case: Case) -> Iterator[tuple[str, Parameters]]:
+    """Parameters that take the place of those of a scaled rotation, as far as they are possible ones."""
+    for says, parameters in _others(case, dict(case.options["scaling"])):
+        try:
+            check(case.with_options(scaling=parameters))
+        except ValueError:
+            continue
+        yield says, parameters
 
 
 def _plain(case: Case) -> Case:
@@ -44,6 +49,7 @@ def _others(case: Case, given: Parameters) -> Iterator[tuple[str, Parameters]]:
     if size != 1:
         yield "the magnitude were left out", {**given, "attention_factor": 1.0}
         yield "the magnitude counted twice", {**given, "attention_factor": size**2}
+        yield "the result were divided by the magnitude", {**given, "attention_factor": 1 / size}
     if "attention_factor" in given:
         yield "attention_factor were ignored", {k: v for k, v in given.items() if k != "attention_factor"}
     match kind:

@@ -34,13 +34,15 @@ UNDERFLOW = {"fp32": (-104.0, -87.0), "bf16": (-92.9, -87.0), "fp16": (-17.4, -9
 
 
 def other_axes(scene: Scene) -> Iterator[Counterfactual]:
-    """The reduction over another axis; for softmax and log_softmax, whose output has the shape of x."""
-    x = scene.case.arrays["x"]
+    """The reduction over another axis, where the output has the shape of the inputs."""
+    arrays = scene.case.arrays
+    x = next(iter(arrays.values()))
     if scene.case.op == "logsumexp":
         return
     for axis in range(x.ndim - 1):
         moved = np.moveaxis(x, axis, -1)
-        turned = scene.case.with_arrays(x=np.ascontiguousarray(moved))
+        others = {name: np.ascontiguousarray(np.moveaxis(a, axis, -1)) for name, a in arrays.items()}
+        turned = scene.case.with_arrays(**others)
         every = np.arange(moved.size // moved.shape[-1])
 
         def source(key: Key, rows: Rows, turned: Case = turned, every: Rows = every) -> tuple[Case, Key, Rows]:
@@ -51,7 +53,7 @@ def other_axes(scene: Scene) -> Iterator[Counterfactual]:
 
         yield Counterfactual(f"the reduction ran over axis {axis} instead of the last", source, arrange=arrange)
     if x.ndim > 1:
-        flat = scene.case.with_arrays(x=x.reshape(1, -1))
+        flat = scene.case.with_arrays(**{name: a.reshape(1, -1) for name, a in arrays.items()})
         yield Counterfactual(
             "the reduction ran over the whole array",
             lambda key, rows: (flat, key, np.arange(1)),

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.bounds.rope_frequency import frequencies_upper
+from oracle.ops.attention_layouts import VARLEN
 from oracle.ops.rope_case import pair_positions, rotation, sequence_length
 from properties.counterfactual import Scene
 
@@ -42,10 +43,12 @@ def _axes(scene: Scene, names: list[str]) -> list[str]:
     keys = [look.block.key for look in scene.looks]
     bad = [any(look.wrong[n].any() for n in names) for look in scene.looks]
     parts = []
-    for axis, word in enumerate(("batch entry", "head")[: len(keys[0])]):
+    packed = scene.case.op == VARLEN
+    names_of = (("sequence", "sequences") if packed else ("batch entry", "batch entries"), ("head", "heads"))
+    for axis, (word, words) in enumerate(names_of[: len(keys[0])]):
         all_of = sorted({key[axis] for key in keys})
         wrong = sorted({key[axis] for key, b in zip(keys, bad, strict=True) if b})
-        parts.append(pattern(wrong, all_of, word, "batch entries" if axis == 0 else "heads"))
+        parts.append(pattern(wrong, all_of, word, words))
     rows = np.unique(np.concatenate([look.block.rows for look in scene.looks]))
     wrong_rows = np.unique(np.concatenate([look.block.rows[_any_column(look.wrong, names)] for look in scene.looks]))
     empty = all(bool(look.block.empty[_any_column(look.wrong, names)].all()) for look in scene.looks)
@@ -67,7 +70,7 @@ def _any_column(wrong: dict[str, Mask], names: list[str]) -> Mask:
 
 def _least_angle(scene: Scene) -> float | None:
     """rope: the angle from which on pairs are wrong, if there is one and smaller ones are right."""
-    if scene.case.op != "rope":
+    if scene.case.op not in ("rope", "rope_backward"):
         return None
     how = rotation(scene.case)
     pairs = how.rotary_dim // 2
@@ -79,7 +82,7 @@ def _least_angle(scene: Scene) -> float | None:
         length = sequence_length(scene.case, look.block.key)
         turned = at * frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
         angles.append(turned[:, pair].ravel())
-        wrong.append(look.wrong["out"][:, : how.rotary_dim].ravel())
+        wrong.append(look.wrong[scene.main][:, : how.rotary_dim].ravel())
     angle, bad = np.concatenate(angles), np.concatenate(wrong)
     if not bad.any() or angle[bad].min() < LEAST_ANGLE:
         return None
