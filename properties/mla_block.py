@@ -18,12 +18,23 @@ from properties.metamorphic import full_bounds, observe
 from properties.pipeline import certify
 from properties.property import Check, Property
 from properties.recipes import GENERAL, Recipe, array
+from properties.rope_scalings import RELEASED, dynamic, longrope, parameters
 from properties.strategies import SEEDS, Draw
 from properties.verdict import Judgement, Verdict
 
 READING = ("w_dkv", "w_kr", "w_dq")
 WIDTHS = (8, 8, 16, 8, 12)
 """d_h, d_v, d_c, d_r, d_c' of an ordinary case."""
+LAYOUTS = ("half", "interleaved")
+DEEPSEEK: dict[str, Any] = {
+    "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "mscale": 0.5,
+    "mscale_all_dim": 1.0,
+}  # fmt: skip
+"""YaRN as DeepSeek's layers take it, with a ramp among four pairs."""
+_LLAMA: dict[str, Any] = {
+    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
@@ -39,6 +50,7 @@ def block_input(
     recipe: Recipe = Recipe(),
     peak: float = 1.0,
     start: int = 0,
+    stride: int = 1,
     each: bool = False,
     norms: bool = False,
     options: dict[str, Any] | None = None,
@@ -46,7 +58,8 @@ def block_input(
 ) -> Input:
     """One case from plain numbers; ``norms`` and options are left out where the target lacks them.
 
-    ``peak`` multiplies the scores, ``start`` is the first position, ``each`` gives each sequence positions of its own.
+    ``peak`` multiplies the scores, ``start`` is the first position, ``stride`` what separates
+    positions, ``each`` gives each sequence positions of its own.
     """
     fmt, (d_h, d_v, d_c, d_r, d_cq) = bench.fmt, widths
     shapes = {
@@ -59,7 +72,7 @@ def block_input(
         "w_qr": (heads, d_r, d_cq),
         "w_o": (width, heads * d_v),
     }
-    positions = start + np.arange(length, dtype=np.int64)
+    positions = start + stride * np.arange(length, dtype=np.int64)
     if each:
         positions = np.stack([positions + 7 * b for b in range(batch)])
     arrays = {"x": array(recipe, (batch, length, width), fmt, stream=0), "positions": positions}
@@ -83,7 +96,9 @@ def block_input(
         "width": width,
         "peak": peak,
         "start": start,
+        "stride": stride,
         "norms": "norm_kv" in chosen,
+        "scaling": None if chosen.get("scaling") is None else chosen["scaling"]["rope_type"],
     }
     return Input(Case(bench.op, arrays, chosen), facts | (features or {}))
 
@@ -106,7 +121,7 @@ def blocks(
         chosen = {
             "base": draw(st.sampled_from((500.0, 1e5))),
             "scale": draw(st.sampled_from((1.0, 0.05))),
-            "layout": draw(st.sampled_from(("half", "interleaved"))),
+            "layout": draw(st.sampled_from(LAYOUTS)),
         }
     return block_input(
         bench,
@@ -171,12 +186,51 @@ def option_edges(bench: Bench) -> Iterator[Input]:
     for name, value in (("base", 100.0), ("scale", 1.0), ("layout", "interleaved")):
         if bench.has(name):
             yield block_input(bench, options={name: value}, **common)
+    if bench.has("scaling"):
+        yield block_input(bench, options={"scaling": {"rope_type": "linear", "factor": 4.0}}, **common)
+        yield block_input(bench, options={"scaling": DEEPSEEK}, stride=40, **common)
     yield block_input(bench, norms=True, **common)
     if bench.has("eps"):
         small = Recipe("normal", 17, 0.03)
         yield block_input(bench, norms=True, options={"eps": 1e-2}, length=9, recipe=small)
     yield block_input(bench, start=1000, **common)
     yield block_input(bench, start=5, each=True, batch=2, **common)
+
+
+def scaling_edges(bench: Bench) -> Iterator[Input]:
+    """Every kind up to the training and beyond it; DeepSeek's YaRN with magnitudes in the tables and in the scale."""
+    known = {r.name: r for r in RELEASED}
+    for name, start in (("DeepSeek-V3", 4090), ("DeepSeek-V3", 100_000), ("DeepSeek-V2-Lite", 4090)):
+        yield block_input(
+            bench, length=7, widths=(16, 8, 24, known[name].dims, 16), recipe=Recipe(seed=start), start=start,
+            stride=1 + start // 1000, norms=True, options={"scaling": dict(known[name].scaling), "base": 10000.0},
+            features={"edge": "released", "model": name},
+        )  # fmt: skip
+    for more in (
+        {"mscale": 0.707},
+        {"mscale": None},
+        {"mscale": 0.1, "mscale_rule": "deepseek"},
+        {"ramp": "rotations"},
+    ):
+        yield block_input(
+            bench, length=9, recipe=Recipe(seed=3), stride=30, options={"scaling": {**DEEPSEEK, **more}},
+            features={"edge": "magnitude"},
+        )  # fmt: skip
+    for start in (55, 300):
+        for scaling in (dynamic(64), longrope(4, 64), _LLAMA):
+            yield block_input(
+                bench, length=10, start=start, recipe=Recipe(seed=4), options={"scaling": scaling},
+                features={"edge": "length"},
+            )  # fmt: skip
+
+
+def steady_edges(bench: Bench) -> Iterator[Input]:
+    """Rules that do not depend on the length of the call, beyond the training."""
+    for place, scaling in enumerate((DEEPSEEK, _LLAMA, dynamic(64, seq_len=500), longrope(4, 64, seq_len=500))):
+        yield block_input(
+            bench, length=7, start=200, stride=5, recipe=Recipe(seed=place), options={"scaling": scaling},
+            features={"edge": "scaled"},
+        )  # fmt: skip
 
 
 def dtype_edges(bench: Bench) -> Iterator[Input]:
@@ -243,12 +297,29 @@ def channels(bench: Bench, given: Input) -> Judgement:
     return permuted_channels(bench, given, reading=READING)
 
 
+@st.composite
+def scaled_blocks(draw: Draw, bench: Bench) -> Input:
+    """Drawn parameters of every kind, positions on both sides of the length of the training."""
+    trained = draw(st.sampled_from((64, 256, 4096)))
+    widths = draw(st.sampled_from((WIDTHS, (5, 7, 9, 16, 24))))
+    return block_input(
+        bench, length=draw(st.integers(2, 9)), heads=draw(st.integers(1, 2)), widths=widths, norms=draw(st.booleans()),
+        recipe=Recipe(seed=draw(SEEDS)), start=draw(st.sampled_from((0, trained - 3, 2 * trained, 9 * trained))),
+        stride=draw(st.sampled_from((1, 7, trained // 4))),
+        options={"scaling": draw(parameters(widths[3] // 2, trained)), "layout": draw(st.sampled_from(LAYOUTS))},
+    )  # fmt: skip
+
+
 def _general(bench: Bench) -> st.SearchStrategy[Input]:
     return blocks(bench)
 
 
 def _ranges(bench: Bench) -> st.SearchStrategy[Input]:
     return blocks(bench, gains=(1.0, 1e-3, 30.0), peaks=(1.0, 10.0, 100.0))
+
+
+def _scaled(bench: Bench) -> st.SearchStrategy[Input]:
+    return scaled_blocks(bench)
 
 
 def _long(bench: Bench) -> st.SearchStrategy[Input]:
@@ -263,6 +334,7 @@ def _row(id: str, title: str, check: Check, **more: object) -> Property:
     return Property(id, title, "mla_block", guarded(check), **more)  # type: ignore[arg-type]
 
 
+_SCALING = frozenset({"scaling"})
 PROPERTIES: tuple[Property, ...] = (
     _row("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
     _row("P4", "a row changes none before it", causal, search=_long),
@@ -270,8 +342,18 @@ PROPERTIES: tuple[Property, ...] = (
     _row("P10", "the first rows alone are those of the whole", prefix, search=_long),
     _row("P15", "no side effects, calls independent of each other", pure_in_batch, search=_general),
     _row("P16", "all positions moved alike change nothing", moved_along, search=_long),
+    _row("P10", "the first rows alone, with scaled frequencies", prefix, edges=steady_edges, needs=_SCALING),
+    _row("P16", "all positions moved alike, with scaled frequencies", moved_along, edges=steady_edges, needs=_SCALING),
     _row("P17", "every option matters and matches the oracle", options_matter, search=_optional, edges=option_edges),
     _row("P18", "lengths around tile borders, heads and widths of every kind", within_bound, edges=shape_edges),
+    _row(
+        "P21",
+        "frequencies, magnitude and scale as the parameters say",
+        within_bound,
+        search=_scaled,
+        edges=scaling_edges,
+        needs=_SCALING,
+    ),
     _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
     _row("P25", "channels in another order", channels, search=_general),
 )

@@ -203,10 +203,24 @@ def decode_edges(bench: Bench) -> Iterator[Input]:
 @st.composite
 def scaled_rotations(draw: Draw, bench: Bench) -> Input:
     """Drawn parameters of every kind, positions on both sides of the length of the training."""
-    kind = draw(st.sampled_from(("linear", "dynamic", "yarn", "llama3", "longrope")))
     pairs = draw(st.sampled_from((2, 4, 8, 10, 16, 32)))
     base = draw(st.sampled_from((10000.0, 500000.0, 1000.0))) if bench.has("base") else 10000.0
     trained = draw(st.sampled_from((64, 256, 1000, 4096)))
+    scaling = draw(parameters(pairs, trained))
+    s = draw(st.integers(1, 6))
+    rng = np.random.default_rng(draw(SEEDS))
+    far = draw(st.sampled_from((trained - 1, trained, 2 * trained, 8 * trained)))
+    positions = np.append(rng.integers(0, far + 1, s - 1), far)
+    return rope_input(
+        bench, heads=draw(st.integers(1, 2)), dims=2 * pairs, base=base, positions=positions, scaling=scaling,
+        recipe=Recipe(seed=draw(SEEDS)), layout=draw(st.sampled_from(layouts_of(bench))),
+    )  # fmt: skip
+
+
+@st.composite
+def parameters(draw: Draw, pairs: int, trained: int) -> Parameters:
+    """Parameters of any kind for so many pairs and that length of the training."""
+    kind = draw(st.sampled_from(("linear", "dynamic", "yarn", "llama3", "longrope")))
     factor = draw(st.sampled_from((1.0, 2.0, 4.0, 3.7, 32.0)))
     match kind:
         case "linear":
@@ -225,11 +239,4 @@ def scaled_rotations(draw: Draw, bench: Bench) -> Input:
             scaling["original_max_position_embeddings"] = trained
         case _:
             scaling = longrope(pairs, trained, factor=factor)
-    s = draw(st.integers(1, 6))
-    rng = np.random.default_rng(draw(SEEDS))
-    far = draw(st.sampled_from((trained - 1, trained, 2 * trained, 8 * trained)))
-    positions = np.append(rng.integers(0, far + 1, s - 1), far)
-    return rope_input(
-        bench, heads=draw(st.integers(1, 2)), dims=2 * pairs, base=base, positions=positions, scaling=scaling,
-        recipe=Recipe(seed=draw(SEEDS)), layout=draw(st.sampled_from(layouts_of(bench))),
-    )  # fmt: skip
+    return scaling

@@ -12,11 +12,13 @@ float64) and stored in the inputs' dtype; norms, angles and rotations are evalua
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from targets import rope_frequencies_torch as rules
 from targets.mla_torch import _product, mla_absorbed, mla_materialised
 
 Tensor = torch.Tensor
@@ -42,13 +44,14 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a layer is besides its weights; scale None: 1/sqrt(d_h + d_r)."""
+    """What a layer is besides its weights; scale None: 1/sqrt(d_h + d_r), times YaRN's factor where scaling has one."""
 
     base: float
     scale: float | None = None
     eps: float = 1e-6
     form: str = "materialised"
     layout: str = "half"
+    scaling: Mapping[str, Any] | None = None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -64,17 +67,26 @@ def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 def _rotated(x: Tensor, positions: Tensor, settings: Settings) -> Tensor:
     """x [B, H, S, d_r] rotated by positions [S] or [B, S]; angles are float64."""
-    half = x.shape[-1] // 2
-    frequencies = settings.base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    half, scaling = x.shape[-1] // 2, settings.scaling
+    length = rules.length_of(positions, scaling)
+    frequencies = rules.frequencies(settings.base, 2 * half, scaling, length, torch.float64).to(x.device)
     angle = positions.to(torch.float64)[..., None] * frequencies
     angle = angle[:, None] if angle.ndim == 3 else angle
     wide = x.to(_wide(x.dtype))
-    cos, sin = torch.cos(angle).to(wide.dtype), torch.sin(angle).to(wide.dtype)
+    size = rules.magnitude(scaling)
+    cos, sin = (torch.cos(angle) * size).to(wide.dtype), (torch.sin(angle) * size).to(wide.dtype)
     if settings.layout == "half":
         a, b = wide[..., :half], wide[..., half:]
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
     a, b = wide[..., 0::2], wide[..., 1::2]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
+
+
+def _scale(settings: Settings, weights: Weights) -> float | None:
+    if settings.scale is not None or settings.scaling is None:
+        return settings.scale
+    width = weights.w_uk.shape[1] + weights.w_kr.shape[0]
+    return float(width**-0.5 * rules.softmax_factor(settings.scaling))
 
 
 def decode(
@@ -91,9 +103,8 @@ def decode(
     of_query = _normed(_product(x, weights.w_dq.mT), weights.norm_q, settings.eps)[:, None]
     q_nope = _product(of_query, weights.w_uq.mT)
     q_pe = _rotated(_product(of_query, weights.w_qr.mT), positions, settings)
-    out = CORES[settings.form](
-        q_nope, q_pe, latent, rope_key, weights.w_uk, weights.w_uv, scale=settings.scale, is_causal=True
-    )
+    scale = _scale(settings, weights)
+    out = CORES[settings.form](q_nope, q_pe, latent, rope_key, weights.w_uk, weights.w_uv, scale=scale, is_causal=True)
     return _product(out.transpose(1, 2).flatten(-2), weights.w_o.mT), (latent, rope_key)
 
 
@@ -117,18 +128,21 @@ def mla_block(
     eps: float = 1e-6,
     form: str = "materialised",
     layout: str = "half",
+    scaling: Mapping[str, Any] | None = None,
 ) -> Tensor:
     """Prefill: x [B, S, E], positions int64 [S] or [B, S] -> y [B, S, E], causal; weights as in `Weights`.
 
     ``form`` is materialised or absorbed; ``layout`` pairs the rotary entries (i, i + d_r/2) (half) or (2i, 2i + 1)
-    (interleaved, as DeepSeek's). ValueError for others, and where num_heads is not that of the weights.
+    (interleaved, as DeepSeek's). ``scaling`` holds transformers' `rope_parameters`: scaled frequencies, their
+    magnitude, and with ``mscale_all_dim`` a larger scale, unless ``scale`` is given. ValueError for another form or
+    layout, and where num_heads is not that of the weights.
     """
     if form not in CORES or layout not in ("half", "interleaved"):
         raise ValueError(f"form is {' or '.join(CORES)}, layout half or interleaved; got {form!r}, {layout!r}")
     if any(w.shape[0] != (num_heads or w.shape[0]) for w in (w_uk, w_uv, w_uq, w_qr)):
         raise ValueError(f"weights of {w_uk.shape[0]} heads, and num_heads is {num_heads}")
     weights = Weights(w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o, norm_kv, norm_q)
-    return decode(x, positions, None, weights, Settings(base, scale, eps, form, layout))[0]
+    return decode(x, positions, None, weights, Settings(base, scale, eps, form, layout, scaling))[0]
 
 
 mla_block_materialised = functools.partial(mla_block, form="materialised")

@@ -111,6 +111,13 @@ def magnitude(scaling: Parameters | None) -> float:
     return tempered(factor_of(scaling), float(one)) / tempered(factor_of(scaling), float(all_dim))
 
 
+def softmax_factor(scaling: Parameters | None) -> float:
+    """What DeepSeek's attention multiplies its softmax scale by."""
+    if scaling is None or not scaling.get("mscale_all_dim"):
+        return 1.0
+    return tempered(factor_of(scaling), float(scaling["mscale_all_dim"])) ** 2
+
+
 def tempered(factor: float, m: float) -> float:
     return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
 

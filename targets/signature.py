@@ -74,7 +74,7 @@ OPTIONS: dict[str, frozenset[str]] = {
     "attention_paged": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
     "mla": frozenset({"scale", "is_causal", "return_lse"}),
     "mla_backward": frozenset({"scale", "is_causal"}),
-    "mla_block": frozenset({"base", "layout", "scale", "norm_kv", "norm_q", "eps", "num_heads"}),
+    "mla_block": frozenset({"base", "layout", "scaling", "scale", "norm_kv", "norm_q", "eps", "num_heads"}),
     "gqa_block": frozenset({"num_heads", "num_kv_heads"}),
     "rope": frozenset({"base", "layout", "rotary_dim", "scaling"}),
     "rope_backward": frozenset({"base", "layout", "rotary_dim", "scaling"}),

@@ -1,4 +1,4 @@
-"""mla_block with scaled rotary frequencies: what the scale and the length are, the bound against honest and broken ones.
+"""mla_block with scaled rotary frequencies: the scale and the length, the bound against honest blocks and broken ones.
 
 The enclosures against a second witness, and the families of drawn inputs: `test_mla_block`.
 """

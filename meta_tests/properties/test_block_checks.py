@@ -102,6 +102,8 @@ def wrong(op: str, id: str) -> Target:
             return resolve(MUTANTS + "mla_block_positions_ignored:mla_block")
         case "P17":
             return resolve(MUTANTS + "mla_block_eps_outside_the_root:mla_block")
+        case "P21":
+            return resolve(MUTANTS + "mla_block_mscale_once:mla_block")
         case "P23":
             return changed(op, same, lambda out, x: out.double())
         case "P25":

@@ -274,21 +274,27 @@ def gqa_block(
 def mla_block(
     x: Any, positions: Any, w_dkv: Any, w_uk: Any, w_uv: Any, w_kr: Any, w_dq: Any, w_uq: Any, w_qr: Any, w_o: Any,
     *, base: float = 10000.0, layout: str = "half", scale: float | None = None, norm_kv: Any = None,
-    norm_q: Any = None, eps: float = 1e-6,
+    norm_q: Any = None, eps: float = 1e-6, scaling: Any = None,
 ) -> list[Exact]:  # fmt: skip
     x, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o = (
         wide(a) for a in (x, w_dkv, w_uk, w_uv, w_kr, w_dq, w_uq, w_qr, w_o)
     )
     d_h, d_r = w_uk.shape[1], len(w_kr)
-    theta = base ** (-np.arange(0, d_r, 2) / d_r)
+    length = int(positions.max()) + 1
+    with mpmath.workprec(80):
+        theta = np.array([float(rope_witness.frequency(i, d_r, base, scaling, length)) for i in range(d_r // 2)])
+        magnitude = float(rope_witness.size(scaling))
     angle = np.broadcast_to(positions.numpy()[..., None] * theta, (*x.shape[:2], d_r // 2))
-    alpha = (d_h + d_r) ** -0.5 if scale is None else scale
+    tempered = 1.0
+    if scaling is not None and scaling.get("mscale_all_dim"):
+        tempered += 0.1 * scaling["mscale_all_dim"] * math.log(max(scaling["factor"], 1.0))
+    alpha = tempered**2 * (d_h + d_r) ** -0.5 if scale is None else scale
 
     def norm(c: Array, gain: Any) -> Array:
         return c if gain is None else c / np.sqrt((c * c).mean(-1, keepdims=True) + eps) * wide(gain)
 
     def turned(a: Array) -> Array:
-        return _turn(a, np.cos(angle), np.sin(angle), np.zeros(angle.shape), layout).value
+        return _turn(a, magnitude * np.cos(angle), magnitude * np.sin(angle), np.zeros(angle.shape), layout).value
 
     c_kv, c_q = norm(x @ w_dkv.T, norm_kv), norm(x @ w_dq.T, norm_q)
     k_pe = turned(x @ w_kr.T)

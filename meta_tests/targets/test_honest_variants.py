@@ -243,7 +243,10 @@ def mla_block_cases(generator: torch.Generator, dtype: str) -> list[dict[str, An
         case = {"x": random(generator, dtype, 2, rows, 5), "positions": places, **tensors, "layout": layout}
         gains = {"norm_kv": 1 + 0.2 * random(generator, dtype, 6), "norm_q": 1 + 0.2 * random(generator, dtype, 7)}
         cases += [case, case | gains | {"positions": torch.stack([places, places + 9]), "eps": 1e-3}]
-    return cases
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "mscale": 0.5}
+    scalings = ({**yarn, "mscale_all_dim": 1.0}, {"rope_type": "linear", "factor": 3.0},
+                {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 16})  # fmt: skip
+    return cases + [cases[-1] | {"scaling": scaling} for scaling in scalings]
 
 
 def mla_backward_cases(generator: torch.Generator, dtype: str) -> list[dict[str, Any]]:

@@ -5,19 +5,23 @@ x `[B, S, E]`, positions `[S]` or `[B, S]`, w_dkv `[d_c, E]`, w_uk `[H, d_h, d_c
 Projections, norms, rotated rows and the heads' outputs are stored in the input dtype; the core keeps float32 but for P.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from targets import rope_frequencies_torch as rules
 from targets.honest import mla
 from targets.honest.describe import ALL, describe
 from targets.honest.gqa_block import linear
 from targets.honest.softmax import widen
 
 Core = Callable[..., Any]
+Parameters = Mapping[str, Any]
+Rotate = Callable[..., Tensor]
+"""Rows, their positions and `Turn` to rotated rows."""
 
 
 def normalise(c: Tensor, gain: Tensor | None, eps: float) -> Tensor:
@@ -28,19 +32,34 @@ def normalise(c: Tensor, gain: Tensor | None, eps: float) -> Tensor:
     return (bare * widen(gain)).to(c.dtype)
 
 
-def rotate(x: Tensor, positions: Tensor, base: float, layout: str) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How rows are rotated."""
+
+    base: float
+    layout: str
+    scaling: Parameters | None
+
+
+def rotate(x: Tensor, positions: Tensor, how: Turn) -> Tensor:
     """x `[.., S, d_r]`, angles in the dtype that x is widened to, rounded once."""
-    wide = widen(x)
+    wide, layout = widen(x), how.layout
     half = x.shape[-1] // 2
-    theta = 1.0 / torch.tensor(base, dtype=wide.dtype) ** (torch.arange(half, dtype=wide.dtype) / half)
+    theta = rules.frequencies(how.base, 2 * half, how.scaling, rules.length_of(positions, how.scaling), wide.dtype)
+    size = rules.magnitude(how.scaling)
     angle = positions.to(wide.dtype)[..., None] * theta
     angle = angle.unsqueeze(-3) if x.ndim > angle.ndim and positions.ndim == 2 else angle
-    cos, sin = angle.cos(), angle.sin()
+    cos, sin = angle.cos() * size, angle.sin() * size
     if layout == "half":
         first, second = wide[..., :half], wide[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
     first, second = wide[..., ::2], wide[..., 1::2]
     return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2).to(x.dtype)
+
+
+def scale_of(given: float | None, content: int, rotary: int, scaling: Parameters | None) -> float:
+    """The given scale, or 1/sqrt(d_h + d_r) times what DeepSeek's code multiplies it by."""
+    return float((content + rotary) ** -0.5 * rules.softmax_factor(scaling)) if given is None else given
 
 
 def as_stored(c: Tensor) -> Tensor:
@@ -74,8 +93,9 @@ class Steps:
     """What a variant or a mutant replaces."""
 
     core: Core = mla.materialised
-    rotate_key: Callable[[Tensor, Tensor, float, str], Tensor] = rotate
-    rotate_query: Callable[[Tensor, Tensor, float, str], Tensor] = rotate
+    rotate_key: Rotate = rotate
+    rotate_query: Rotate = rotate
+    scale: Callable[[float | None, int, int, Parameters | None], float] = scale_of
     normalise: Callable[[Tensor, Tensor | None, float], Tensor] = normalise
     keep: Callable[[Tensor], Tensor] = as_stored
 
@@ -87,13 +107,16 @@ def block(steps: Steps, *, contract: dict[str, object], dtypes: tuple[str, ...] 
     def mla_block(
         x: Tensor, positions: Tensor, w_dkv: Tensor, w_uk: Tensor, w_uv: Tensor, w_kr: Tensor, w_dq: Tensor,
         w_uq: Tensor, w_qr: Tensor, w_o: Tensor, *, base: float = 10000.0, layout: str = "half",
-        scale: float | None = None, norm_kv: Tensor | None = None, norm_q: Tensor | None = None, eps: float = 1e-6,
+        scaling: Parameters | None = None, scale: float | None = None,
+        norm_kv: Tensor | None = None, norm_q: Tensor | None = None, eps: float = 1e-6,
     ) -> Tensor:  # fmt: skip
+        how = Turn(base, layout, scaling)
         c_kv = steps.keep(steps.normalise(linear(x, w_dkv), norm_kv, eps))
-        k_pe = steps.rotate_key(linear(x, w_kr), positions, base, layout)
+        k_pe = steps.rotate_key(linear(x, w_kr), positions, how)
         c_q = steps.normalise(linear(x, w_dq), norm_q, eps)[:, None]
         q_nope, q_pe = ((widen(c_q) @ widen(w).mT).to(x.dtype) for w in (w_uq, w_qr))
-        q_pe = steps.rotate_query(q_pe, positions, base, layout)
+        q_pe = steps.rotate_query(q_pe, positions, how)
+        scale = steps.scale(scale, w_uk.shape[1], w_kr.shape[0], scaling)
         out = steps.core(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, scale=scale, is_causal=True)
         return linear(out.transpose(1, 2).flatten(-2), w_o)
 

@@ -5,10 +5,10 @@ Smallest input: two rows, the second at position 1.
 
 from torch import Tensor
 
-from targets.honest.mla_block import MATERIALISED, Steps, block
+from targets.honest.mla_block import MATERIALISED, Steps, Turn, block
 
 
-def unturned(x: Tensor, positions: Tensor, base: float, layout: str) -> Tensor:
+def unturned(x: Tensor, positions: Tensor, how: Turn) -> Tensor:
     return x.clone()
 
 

@@ -6,11 +6,11 @@ Smallest input: two rows from position 3 on.
 import torch
 from torch import Tensor
 
-from targets.honest.mla_block import MATERIALISED, Steps, block, rotate
+from targets.honest.mla_block import MATERIALISED, Steps, Turn, block, rotate
 
 
-def restarted(x: Tensor, positions: Tensor, base: float, layout: str) -> Tensor:
-    return rotate(x, torch.arange(x.shape[-2]), base, layout)
+def restarted(x: Tensor, positions: Tensor, how: Turn) -> Tensor:
+    return rotate(x, torch.arange(x.shape[-2]), how)
 
 
 mla_block = block(Steps(rotate_query=restarted), contract=MATERIALISED)

@@ -3,18 +3,11 @@
 Smallest input: two rows.
 """
 
-from typing import Any
-
-from torch import Tensor
-
-from targets.honest import mla
-from targets.honest.mla_block import MATERIALISED, Steps, block
+from targets.honest.mla_block import MATERIALISED, Parameters, Steps, block, scale_of
 
 
-def core(q_nope: Tensor, *rest: Tensor, scale: float | None = None, **options: Any) -> Tensor:
-    out = mla.materialised(q_nope, *rest, scale=q_nope.shape[-1] ** -0.5 if scale is None else scale, **options)
-    assert isinstance(out, Tensor)
-    return out
+def of_content(given: float | None, content: int, rotary: int, scaling: Parameters | None) -> float:
+    return scale_of(given, content, 0, scaling)
 
 
-mla_block = block(Steps(core=core), contract=MATERIALISED)
+mla_block = block(Steps(scale=of_content), contract=MATERIALISED)

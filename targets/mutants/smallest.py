@@ -24,6 +24,8 @@ SIDE_EFFECTS = (
     "query_scaled_in_place",
     "weights_truncated",
     "backward_weights_truncated",
+    "mla_output_truncated",
+    "mla_backward_latent_gradient_truncated",
     "pads_past_the_end",
     "output_promoted",
     "softmax_gradient_through_rounded_weights",
@@ -130,6 +132,9 @@ def gqa_block(x: Sequence[Row], *, heads: int = 1, kv_heads: int = 1, dim: int =
         return {n: t.to(dtype) for n, t in tensors.items()} | {"num_heads": heads, "num_kv_heads": kv_heads}
 
     return build
+
+
+_YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
 
 
 def mla_block(x: Sequence[Row], *, start: int = 0, dim: int = 1, rotary: int = 2, **more: Any) -> Builder:
@@ -426,6 +431,13 @@ SMALLEST: Mapping[str, Builder] = {
         [[0.5]], norm_kv=torch.ones(1), norm_q=torch.ones(1), eps=1.0, scale=0.0
     ),
     "mla_block_scale_from_content_dim": mla_block([[0.0, 1.0], [1.0, 0.0]]),
+    "mla_block_scaling_ignored": mla_block([[0.0, 2.0], [2.0, 0.0]], scaling={"rope_type": "linear", "factor": 4.0}),
+    "mla_block_magnitude_ignored": mla_block(
+        [[0.0, 0.15625], [0.15625, 0.0]], scaling={**_YARN, "attention_factor": 8.0}
+    ),
+    "mla_block_mscale_once": mla_block(
+        [[0.0, 0.09375], [0.09375, 0.0]], scaling={**_YARN, "mscale": 24.0, "mscale_all_dim": 24.0}
+    ),
     "mla_rope_part_omitted": mla(1, 1),
     "mla_scale_from_content_dim": mla(1, 1),
     "mla_divides_by_scale": mla(1, 1),

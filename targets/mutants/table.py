@@ -46,8 +46,8 @@ def _softmax(name: str, killed_by: str, defect: str, *reports: str, dtypes: tupl
     return _row("softmax", name, killed_by, defect, *reports, dtypes=dtypes)
 
 
-def _mla(name: str, killed_by: str, defect: str, *reports: str) -> Mutant:
-    return _row("mla", name, killed_by, defect, *reports, dtypes=UP_TO_32_BITS)
+def _mla(name: str, killed_by: str, defect: str, *reports: str, dtypes: tuple[str, ...] = UP_TO_32_BITS) -> Mutant:
+    return _row("mla", name, killed_by, defect, *reports, dtypes=dtypes)
 
 
 def _backward(name: str, killed_by: str, defect: str, *reports: str, dtypes: tuple[str, ...] = UP_TO_32_BITS) -> Mutant:
@@ -331,6 +331,8 @@ MUTANTS: tuple[Mutant, ...] = (
          dtypes=UP_TO_32_BITS),
     _row("mla_backward", "mla_backward_absorbed_key_weights_reversed", "P1", "absorbed: dW_UK of the heads in reverse",
          dtypes=UP_TO_32_BITS),
+    _row("mla_backward", "mla_backward_latent_gradient_truncated", "G3", "dc and dk^R are truncated to bf16",
+         dtypes=("bf16",)),
     _row("mla_backward", "mla_backward_values_detached", "P1", "latents get no gradient through the values",
          dtypes=UP_TO_32_BITS),
     _row("mla_block", "mla_block_latents_in_e4m3_unscaled", "P9", "latents in e4m3 without the factors declared",
@@ -342,10 +344,17 @@ MUTANTS: tuple[Mutant, ...] = (
          dtypes=UP_TO_32_BITS),
     _row("mla_block", "mla_block_scale_from_content_dim", "P1", "the default scale is 1/sqrt(d_h)",
          dtypes=UP_TO_32_BITS),
+    _row("mla_block", "mla_block_scaling_ignored", "P17", "scaled frequencies are the plain ones",
+         dtypes=UP_TO_32_BITS),
+    _row("mla_block", "mla_block_magnitude_ignored", "P21", "cos and sin lack the magnitude of scaled frequencies",
+         dtypes=UP_TO_32_BITS),
+    _row("mla_block", "mla_block_mscale_once", "P21", "YaRN's factor of the softmax scale is not squared",
+         dtypes=UP_TO_32_BITS),
     # Multi-head latent attention.
     _mla("mla_rope_part_omitted", "P1", "the scores leave the rotary part out"),
     _mla("mla_scale_from_content_dim", "P1", "the default scale is 1/sqrt(d_h)"),
     _mla("mla_divides_by_scale", "P1", "scores are divided by the scale", "AI-Hypercomputer/maxtext#1370"),
     _mla("mla_rope_key_per_head", "P1", "the shared rotary key is addressed by head"),
+    _mla("mla_output_truncated", "G3", "the output is truncated, not rounded", dtypes=SIXTEEN_BITS),
     _mla("mla_absorbed_value_heads_reversed", "P26", "W_UV is applied with the heads reversed"),
 )  # fmt: skip
