@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oracle.ops.mla import DEEPSEEK_V3
 from properties import mla_relations as relations
+from properties import model_gate
 from properties.bench import Bench, Input
 from properties.judging import guarded, structure_only, within_bound
 from properties.mla_strategies import latents, mla_input
@@ -17,6 +18,22 @@ from properties.property import Check, Property
 from properties.recipes import Logits, Recipe
 
 # --- edge inputs -----------------------------------------------------------------------------------------------------
+
+
+def model_edges(bench: Bench) -> Iterator[Input]:
+    """Enough values of every output, and no more, for what the rms error of a model kernel shows."""
+    heads = 1 if bench.target.interpreted else 2
+    for sk, widths, causal in ((64, (16, 8, 32, 16), True), (256, (32, 16, 64, 24), False)):
+        yield mla_input(
+            bench,
+            heads=heads,
+            sq=48,
+            sk=sk,
+            widths=widths,
+            recipe=Recipe("normal", sk),
+            is_causal=causal,
+            features={"sweep": "model"},
+        )
 
 
 def context_sweep(bench: Bench) -> Iterator[Input]:
@@ -182,5 +199,6 @@ PROPERTIES: tuple[Property, ...] = (
         relations.forms_agree,
         search=_general,
     ),
+    _row("G3", "rms error against the model kernel of the contract", model_gate.check, edges=model_edges),
     _row("P28", "exactly representable inputs give exact results", relations.exact_arithmetic, edges=exact_edges),
 )

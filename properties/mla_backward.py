@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.case import Case
+from properties import mla, model_gate
 from properties.bench import Bench, Input
 from properties.judging import all_bits, guarded, structure_only, within_bound
 from properties.metamorphic import observe
@@ -40,6 +41,12 @@ def drawn(bench: Bench, **more: Any) -> st.SearchStrategy[Input]:
 
 def one(bench: Bench, **more: Any) -> Input:
     return with_cotangent(bench, mla_input(bench, **{"heads": 2, "widths": WIDTHS, **more}))
+
+
+def model_edges(bench: Bench) -> Iterator[Input]:
+    """Those of the forward pass, each with a cotangent."""
+    for given in mla.model_edges(bench):
+        yield with_cotangent(bench, given)
 
 
 def accuracy_edges(bench: Bench) -> Iterator[Input]:
@@ -125,4 +132,5 @@ PROPERTIES: tuple[Property, ...] = (
     _row("P18", "lengths around tile borders, odd and unequal dimensions", within_bound, edges=shape_edges),
     _row("P23", "dtype, shape and device of the outputs", structure_only, edges=dtype_edges),
     _row("P25", "linear in the cotangent", linear, search=_general),
+    _row("G3", "rms error of the gradients against the model kernel", model_gate.check, edges=model_edges),
 )

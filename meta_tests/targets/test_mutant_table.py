@@ -199,6 +199,24 @@ def test_truncation_of_the_weights_shortens_dv(dtype: torch.dtype) -> None:
     assert (wrong[2] < right[2]).double().mean() > 0.2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_truncation_of_latent_attention(dtype: torch.dtype) -> None:
+    row, arguments = _row("mla_output_truncated"), casual_inputs("mla", dtype)[0]
+    wide = {n: x.float() if isinstance(x, Tensor) else x for n, x in arguments.items()}
+    right, wrong = honest(row, wide)[0].double(), outputs(load(row.target)(**arguments))[0].double()
+    assert (wrong.abs() <= right.abs()).all()
+    assert (right.to(dtype).double() != wrong).double().mean() > 0.2
+
+
+def test_truncation_of_what_latents_make() -> None:
+    row, arguments = _row("mla_backward_intermediates_truncated"), casual_inputs("mla_backward", torch.bfloat16)[0]
+    ones = {n: torch.ones_like(x) if n == "q_pe" else x.abs() for n, x in arguments.items()}
+    right, wrong = honest(row, ones), outputs(load(row.target)(**ones))
+    # dv is made of positive numbers, and dW_UV of it.
+    assert (wrong[5] <= right[5]).all()
+    assert (wrong[5] < right[5]).double().mean() > 0.2
+
+
 def test_query_scaled_in_place() -> None:
     from targets.mutants.query_scaled_in_place import attention
 

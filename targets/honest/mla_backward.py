@@ -31,6 +31,10 @@ def over_heads(x: Tensor) -> Tensor:
     return x.sum(1)
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype)
+
+
 def whole(delta: Tensor) -> Tensor:
     return delta
 
@@ -43,6 +47,7 @@ class Steps:
     add_heads: Callable[[Tensor], Tensor] = over_heads
     delta: Callable[[Tensor], Tensor] = whole
     rope_gradient: Callable[[Tensor], Tensor] = whole
+    store: Callable[[Tensor, torch.dtype], Tensor] = cast
     query_gradient: Callable[[Tensor], Tensor] = whole
     values_meet_latents: bool = True
 
@@ -97,12 +102,12 @@ def _materialised(
     alpha: float, is_causal: bool, steps: Steps,
 ) -> Gradients:  # fmt: skip
     dtype, (heads, d_h, _), latent = c_kv.dtype, w_uk.shape, widen(c_kv)[:, None]
-    k_nope, v = ((latent @ w.mT).to(dtype) for w in (w_uk, w_uv))
+    k_nope, v = (steps.store(latent @ w.mT, dtype) for w in (w_uk, w_uv))
     q = widen(torch.cat([q_nope, q_pe], -1))
     k = widen(torch.cat([k_nope, k_pe[:, None].expand(-1, heads, -1, -1)], -1))
     made = attend(q, k, widen(v), do, alpha, is_causal, dtype, steps)
-    dv = widen(made.dv.to(dtype))
-    dk_nope, dk_rope = widen(made.dk[..., :d_h].to(dtype)), made.dk[..., d_h:]
+    dv = widen(steps.store(made.dv, dtype))
+    dk_nope, dk_rope = widen(steps.store(made.dk[..., :d_h], dtype)), made.dk[..., d_h:]
     dc = steps.add_heads(dk_nope @ w_uk + (dv @ w_uv if steps.values_meet_latents else 0))
     return (
         made.dq[..., :d_h], steps.rope_gradient(made.dq[..., d_h:]), dc, steps.add_heads(dk_rope),
@@ -115,11 +120,11 @@ def _absorbed(
     alpha: float, is_causal: bool, steps: Steps,
 ) -> Gradients:  # fmt: skip
     dtype, d_c, latent = c_kv.dtype, c_kv.shape[-1], widen(c_kv)[:, None]
-    q = torch.cat([widen((widen(q_nope) @ w_uk).to(dtype)), widen(q_pe)], -1)
+    q = torch.cat([widen(steps.store(widen(q_nope) @ w_uk, dtype)), widen(q_pe)], -1)
     k = torch.cat([latent, widen(k_pe)[:, None]], -1)
-    dz = widen((do @ w_uv).to(dtype))
+    dz = widen(steps.store(do @ w_uv, dtype))
     made = attend(q, k, latent, dz, alpha, is_causal, dtype, steps)
-    dq_latent = widen(made.dq[..., :d_c].to(dtype))
+    dq_latent = widen(steps.store(made.dq[..., :d_c], dtype))
     dc = steps.add_heads(made.dk[..., :d_c] + (made.dv if steps.values_meet_latents else 0))
     return (
         dq_latent @ w_uk.mT, steps.rope_gradient(made.dq[..., d_c:]), dc, steps.add_heads(made.dk[..., d_c:]),

@@ -25,7 +25,7 @@ SIDE_EFFECTS = (
     "weights_truncated",
     "backward_weights_truncated",
     "mla_output_truncated",
-    "mla_backward_latent_gradient_truncated",
+    "mla_backward_intermediates_truncated",
     "pads_past_the_end",
     "output_promoted",
     "softmax_gradient_through_rounded_weights",
