@@ -41,6 +41,8 @@ CLEARLY = 0.25
 NOTHING = 1e-3
 # Fields of a contract that say how sums run: their roundings depend on an order.
 ORDERED = {"row_sum", "accumulator"}
+# Ops whose outputs have rows of different kinds, compared with whole backward passes.
+GRADIENTS = ("attention_backward", "mla_backward")
 _MODULES = {
     "attention": "properties.diagnose_attention",
     "mla": "properties.diagnose_mla",
@@ -71,8 +73,10 @@ def diagnose(bench: Bench, case: Case, *, seconds: float = 4.0) -> str:
 
     ``seconds`` of processor time: after them no further counterfactual is tried.
     """
-    if bench.op == "attention_backward":
-        return diagnose_backward.explain(bench, case, seconds=seconds)
+    if bench.op in GRADIENTS:
+        if not case.arrays or _size(case) > LARGEST_CASE:
+            return ""
+        return diagnose_backward.explain(bench, case, fresh_numbers(case, 0), seconds=seconds)
     if not case.arrays or not table_of(bench.op).hypotheses:
         return ""
     deadline = time.process_time() + seconds

@@ -20,7 +20,7 @@ from properties import diagnose_masks as seen
 from properties import diagnose_outputs as outputs
 from properties import diagnose_stages as stages
 from properties.counterfactual import LOG2_E, Counterfactual, Hypothesis, Scene, Table
-from properties.diagnose_heads import LN2, TILES, Head, Heads, of_head
+from properties.diagnose_heads import LN2, TILES, Head, Heads, last_missing, of_head
 from properties.diagnose_options import options
 
 # --- keys ---
@@ -34,10 +34,9 @@ def missing_keys(scene: Scene) -> Iterator[Counterfactual]:
     x = Heads(scene.case)
     n = x.keys
     j = np.arange(n)
-    for count in sorted({1} | {n % t for t in TILES if n % t and n > t}):
+    for what, count in last_missing(n, "key", "keys"):
         if count < n:
-            what = "key" if count == 1 else f"{count} keys"
-            yield of_head(x, f"the last {what} were missing".replace("key were", "key was"), _only(j < n - count))
+            yield of_head(x, f"{what} missing", _only(j < n - count))
     for t in TILES:
         if n >= t:
             yield of_head(x, "the last key of every full tile of {} were missing", _only(j % t != t - 1), choice=str(t))

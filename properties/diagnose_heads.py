@@ -140,6 +140,12 @@ def _of_one_head(case: Case, h: int) -> dict[str, Any]:
     return kept if given.get("sinks") is None else kept | {"sinks": given["sinks"][h : h + 1]}
 
 
+def last_missing(n: int, one: str, many: str) -> Iterator[tuple[str, int]]:
+    """("the last key was", 1), ("the last 3 keys were", 3), ...: as many of ``n`` as do not fill a tile."""
+    for count in sorted({1} | {n % t for t in TILES if n % t and n > t}):
+        yield (f"the last {one} was" if count == 1 else f"the last {count} {many} were"), count
+
+
 def of_head(heads: Heads, says: str, make: Callable[[Head], Head], *, choice: str = "") -> Counterfactual:
     """The target computed ``make`` of each head."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.case import Case
 from oracle.enclosure import Block
 from oracle.formats import format_of
 from oracle.ops.attention_case import scale_float
@@ -22,36 +23,41 @@ Bools = NDArray[np.bool_]
 def causal(scene: Scene) -> Iterator[Counterfactual]:
     case = scene.case
     bare = Heads(case.without_options("is_causal"))
-    sq, sk = case.arrays["q"].shape[2], case.arrays["k"].shape[2]
-    offset = np.arange(sk)[None, :] - np.arange(sq)[:, None]
-
-    def instead(says: str, visible: Bools, choice: str = "") -> Counterfactual:
-        return of_head(bare, says, lambda h: replace(h, visible=h.visible & visible[h.rows]), choice=choice)
-
-    if not case.options.get("is_causal"):
-        if sk > 1:
-            yield instead("a causal mask were applied that nobody asked for", offset <= 0)
-        return
-    last = case.options.get("causal_alignment", "top_left") == "bottom_right"
-    own, other = (sk - sq, 0) if last else (0, sk - sq)
-    yield instead("is_causal were ignored", offset <= sk)
-    yield instead(f"the causal mask were aligned to the {'first' if last else 'last'} key", offset <= other)
-    yield instead("the causal mask let each query see one more key", offset <= own + 1)
-    yield instead("the causal mask left out the query's own key", offset < own)
-    yield instead("the causal mask were inverted", offset > own)
-    yield instead("the causal mask were transposed", offset >= own)
-    for t in TILES:
-        if sk > t:
-            tile = np.arange(sk) // t <= (np.arange(sq)[:, None] + own) // t
-            says = "the causal mask were applied to whole tiles of {} keys only"
-            yield instead(says, tile, str(t))
-            if sk % t:
-                says = "the causal loop ended before the last, partial tile of {} keys"
-                yield instead(says, (offset <= own) & (np.arange(sk) < sk // t * t), str(t))
-    if case.options.get("attn_mask") is not None:
+    for says, visible, choice in causal_rules(case):
+        yield of_head(bare, says, partial(_seen, visible=visible), choice=choice)
+    if case.options.get("is_causal") and case.options.get("attn_mask") is not None:
         yield of_head(
             Heads(case.without_options("attn_mask")), "the mask were ignored because is_causal is set", lambda h: h
         )
+
+
+def _seen(h: Head, visible: Bools) -> Head:
+    return replace(h, visible=h.visible & visible[h.rows])
+
+
+def causal_rules(case: Case) -> Iterator[tuple[str, Bools, str]]:
+    """(what completes "as if", who sees whom [Sq, Sk] instead of what is_causal says, choice)."""
+    sq, sk = case.arrays["q"].shape[2], case.arrays["k"].shape[2]
+    offset = np.arange(sk)[None, :] - np.arange(sq)[:, None]
+    if not case.options.get("is_causal"):
+        if sk > 1:
+            yield "a causal mask were applied that nobody asked for", offset <= 0, ""
+        return
+    last = case.options.get("causal_alignment", "top_left") == "bottom_right"
+    own, other = (sk - sq, 0) if last else (0, sk - sq)
+    yield "is_causal were ignored", offset <= sk, ""
+    yield f"the causal mask were aligned to the {'first' if last else 'last'} key", offset <= other, ""
+    yield "the causal mask let each query see one more key", offset <= own + 1, ""
+    yield "the causal mask left out the query's own key", offset < own, ""
+    yield "the causal mask were inverted", offset > own, ""
+    yield "the causal mask were transposed", offset >= own, ""
+    for t in TILES:
+        if sk > t:
+            tile = np.arange(sk) // t <= (np.arange(sq)[:, None] + own) // t
+            yield "the causal mask were applied to whole tiles of {} keys only", tile, str(t)
+            if sk % t:
+                partly = (offset <= own) & (np.arange(sk) < sk // t * t)
+                yield "the causal loop ended before the last, partial tile of {} keys", partly, str(t)
 
 
 def masks(scene: Scene) -> Iterator[Counterfactual]:
@@ -62,7 +68,7 @@ def masks(scene: Scene) -> Iterator[Counterfactual]:
     shape = (*q.shape[:3], k.shape[2])
     bare = Heads(scene.case.without_options("attn_mask"))
     yield of_head(bare, "attn_mask were ignored", lambda h: h)
-    for says, other in _other_masks(mask, shape):
+    for says, other in other_masks(mask, shape):
         whole = np.broadcast_to(other, shape)
         yield of_head(bare, says, partial(_masked, mask=whole))
     if mask.dtype == np.bool_:
@@ -74,23 +80,26 @@ def masks(scene: Scene) -> Iterator[Counterfactual]:
         )
         return
     s, x = scale_float(scene.case), Heads(scene.case)
-    for says, factor in (
-        ("the additive mask were scaled", s),
-        ("the additive mask only hid, and added nothing", 0.0),
-        ("the additive mask were added twice", 2.0),
-        ("the additive mask were subtracted", -1.0),
-        ("the additive mask were in base 2", LN2),
-        ("the additive mask were multiplied by log2(e)", LOG2_E),
-    ):
+    for says, factor in additive_factors(s):
         yield of_head(x, says, partial(Head.biased, factor=factor))
     yield of_head(x, "the additive mask hid nothing", lambda h: replace(h, visible=bare.head(h.key, h.rows).visible))
+
+
+def additive_factors(s: float) -> Iterator[tuple[str, float]]:
+    """What the finite entries of an additive mask may be multiplied by; ``s`` is the scale."""
+    yield "the additive mask were scaled", s
+    yield "the additive mask only hid, and added nothing", 0.0
+    yield "the additive mask were added twice", 2.0
+    yield "the additive mask were subtracted", -1.0
+    yield "the additive mask were in base 2", LN2
+    yield "the additive mask were multiplied by log2(e)", LOG2_E
 
 
 def _masked(h: Head, mask: NDArray[Any]) -> Head:
     return h.masked(mask[h.key][h.rows])
 
 
-def _other_masks(mask: NDArray[Any], shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[Any]]]:
+def other_masks(mask: NDArray[Any], shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[Any]]]:
     """Masks read from the wrong place, or as something else."""
     whole = np.broadcast_to(mask, shape)
     batch, heads, sq, sk = shape

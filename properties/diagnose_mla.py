@@ -14,7 +14,7 @@ from oracle.ops.mla_case import scale_float
 from properties import diagnose_outputs as outputs
 from properties import diagnose_stages as stages
 from properties.counterfactual import LOG2_E, Counterfactual, Hypothesis, Key, Scene, Table, of_case
-from properties.diagnose_heads import TILES
+from properties.diagnose_heads import TILES, last_missing
 from properties.recipes import Logits, plant
 
 LN2 = 1 / LOG2_E
@@ -96,11 +96,10 @@ def keys(scene: Scene) -> Iterator[Counterfactual]:
     # Without keys at the end, a mask that is aligned to the last key would move.
     aligned = case.options.get("is_causal") and case.options.get("causal_alignment") == "bottom_right"
     if not aligned:
-        for count in sorted({1} | {n % t for t in TILES if n % t and n > t}):
+        for what, count in last_missing(n, "key", "keys"):
             if count < n:
-                what = "key was" if count == 1 else f"{count} keys were"
                 left = case.with_arrays(c_kv=c_kv[:, : n - count], k_pe=k_pe[:, : n - count])
-                yield of_case(f"the last {what} missing", left)
+                yield of_case(f"{what} missing", left)
     if not case.options.get("is_causal"):
         for t in TILES:
             pad = -n % t
