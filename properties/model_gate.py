@@ -54,7 +54,6 @@ def check(bench: Bench, given: Input) -> Judgement:
     case = given.case
     outputs = observe(bench, case)
     blocks, model = exact_blocks(case), op_named(case.op).model
-    assert model is not None, "gate G3 is asked of ops that have a model kernel"
     best: tuple[float, dict[str, float], str] | None = None
     base = 1 / np.log(2.0) if bench.conventions.get("lse_base") == "2" else 1.0
     for form in bench.forms:

@@ -269,5 +269,6 @@ mla_decode.__attn_oracle__ = {  # type: ignore[attr-defined]
     },
     "framework": "torch",
     "interpreted": True,
+    "gradients": False,
     "description": "MLA decoding in Triton (interpreted on a CPU): absorbed, up to 8 splits of the keys",
 }

@@ -400,7 +400,6 @@ def test_the_model_keeps_its_contract(dtype: str) -> None:
         op = next(op for op in rope_case.OPS if op.name == case.op)
         for kernel in (Kernel("fp64"),) if dtype == "fp64" else (KERNELS[0], KERNELS[7], KERNELS[10], KERNELS[-1]):
             form = form_for(kernel)
-            assert op.model is not None
             observed = fmt.store(op.model(case, (0, 0), np.arange(8), form)["dx"])
             assert worst_ratio(observed, case, block, form, fmt) <= 1, (parameters, kernel)
 

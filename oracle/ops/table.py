@@ -20,8 +20,7 @@ class Op:
     inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical
     keyword names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`; row_count(case,
     key) is that of one block. output_shapes: name -> shape for a case.
-    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them; None where
-    no gate asks for it. width: how many numbers a row of a block reads of the longest array, by which large cases are
+    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them. width: how many numbers a row of a block reads of the longest array, by which large cases are
     sampled. needed: outputs that every target returns, in the dtype of its inputs (default: the first).
     """
 
@@ -33,7 +32,7 @@ class Op:
     row_count: Callable[..., int]
     evaluate: Callable[[Arithmetic, Case, tuple[int, ...], Rows], Block]
     output_shapes: Callable[[Case], dict[str, tuple[int, ...]]]
-    model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]] | None
+    model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]]
     width: Callable[[Case, tuple[int, ...]], int]
     needed: Callable[[Case], tuple[str, ...]] | None = None
     gradients_of: Mapping[str, str] = field(default_factory=dict)
