@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from oracle.ops.attention_layouts import PAGED, VARLEN
 from properties import attention_views as views
 from properties import layout_edges as edges
+from properties import layout_parts as parts
 from properties import layout_relations as relations
+from properties import model_gate
 from properties.attention import lse_within_bound
 from properties.bench import Bench, Input
 from properties.judging import guarded, structure_only, within_bound
@@ -58,6 +60,13 @@ def _table(op: str) -> tuple[Property, ...]:
             edges=edges.hidden,
         ),
         row("P3", "sequences and rows without a key follow the stated convention", within_bound, edges=edges.empty),
+        row(
+            "P7",
+            "parts of every sequence merged by LSE equal the whole",
+            parts.split_merge,
+            edges=edges.parts,
+            needs=lse,
+        ),
         row("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.sums, needs=lse),
         row("P9", "logits from -1e4 to 1e5", within_bound, search=_ranges, edges=edges.ranges),
         *((steps,) if op == PAGED else ()),
@@ -69,6 +78,12 @@ def _table(op: str) -> tuple[Property, ...]:
             edges=edges.hidden,
         ),
         *(paged if op == PAGED else packed),
+        row(
+            "P13",
+            "heads are independent: each gives what it gives alone, grouped KV heads equal repeated ones",
+            parts.heads_alone,
+            edges=edges.heads,
+        ),
         row(
             "P15",
             "no side effects, no influence of the memory around, independent calls",
@@ -85,6 +100,7 @@ def _table(op: str) -> tuple[Property, ...]:
         ),
         row("P18", "lengths at borders of tiles and pages, 0 and 1", within_bound, edges=edges.shapes),
         row("P23", "dtype, shape and device of the outputs", structure_only, edges=_plain_edge),
+        row("G3", "rms error against the model kernel of the contract", model_gate.check, edges=edges.model),
     )
 
 

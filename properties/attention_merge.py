@@ -7,7 +7,7 @@ one part: given to the first, and withheld from the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,12 @@ def split_merge(bench: Bench, given: Input) -> Judgement:
     if "lse" not in whole:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, "no LSE was returned")
     bounds = full_bounds(bench, case, whole)
-    return worst_of([_merged(bench, whole, bounds, parts, cut) for cut, parts in split])
+    judged = []
+    for cut, parts in split:
+        seen = [observe(bench, part) for part in parts]
+        rooms = [full_bounds(bench, c, s) for c, s in zip(parts, seen, strict=True)]
+        judged.append(merged(bench, whole, bounds, parts, seen, rooms, cut))
+    return worst_of(judged)
 
 
 def _parts(bench: Bench, case: Case, cut: int) -> Iterator[Case]:
@@ -70,8 +75,16 @@ def _parts(bench: Bench, case: Case, cut: int) -> Iterator[Case]:
     yield from found
 
 
-def _merged(bench: Bench, whole: Outputs, whole_bounds: Bounds, parts: list[Case], cut: int) -> Judgement:
-    seen = [observe(bench, part) for part in parts]
+def merged(
+    bench: Bench,
+    whole: Outputs,
+    whole_bounds: Bounds,
+    parts: Sequence[Case],
+    seen: Sequence[Outputs],
+    bounds: Sequence[Bounds],
+    cut: int,
+) -> Judgement:
+    """What ``parts`` (dense cases, the first of them with the sink) gave, merged, against the output of all keys."""
     blind = np.stack([~visible_rows(part).any(axis=-1) for part in parts])
     factor = np.log(2.0) if bench.conventions.get("lse_base") == "2" else 1.0
     lse = np.stack([s["lse"].astype(np.float64) * factor for s in seen])
@@ -83,7 +96,6 @@ def _merged(bench: Bench, whole: Outputs, whole_bounds: Bounds, parts: list[Case
     if parts[0].options.get("sinks") is not None:
         # With nothing but the sink to see, its logit is the sum.
         lse[0] = np.where(blind[0], -np.inf if excluded else sink, lse[0])
-    bounds = [full_bounds(bench, c, s) for c, s in zip(parts, seen, strict=True)]
     total, whole_lse = whole["out"].astype(np.float64), whole["lse"].astype(np.float64) * factor
     if excluded:
         # What a part weighs includes its sink.
@@ -97,18 +109,18 @@ def _merged(bench: Bench, whole: Outputs, whole_bounds: Bounds, parts: list[Case
             top = lse.max(axis=0)
             shares = np.exp(lse - top)
             weights = (shares / shares.sum(axis=0))[..., None]
-            merged = (weights * out).sum(axis=0)
+            joined = (weights * out).sum(axis=0)
             merged_lse = top + np.log(shares.sum(axis=0))
             size = np.where(np.isfinite(lse), np.abs(lse), 0.0).max(axis=0)
             slip = lse_rooms.max(axis=0) + 2.0**-48 * (1 + size)
             # Beyond e^600 any difference is allowed; the cap keeps inf * 0 out.
             tilt = np.minimum(2 * slip, 600.0)[..., None]
-            moved = np.expm1(tilt) * (weights * np.abs(out - merged)).sum(axis=0)
+            moved = np.expm1(tilt) * (weights * np.abs(out - joined)).sum(axis=0)
             room = np.exp(tilt) * (weights * out_rooms).sum(axis=0) + moved + whole_bounds[form]["out"]
             lse_room = slip + whole_bounds[form]["lse"]
         promised = np.isfinite(whole_bounds[form]["lse"]) & np.isfinite(lse_rooms).all(axis=0)
         promised_out = promised[..., None] & np.isfinite(whole_bounds[form]["out"]) & np.isfinite(out_rooms).all(axis=0)
-        out_ratio = _worst(np.abs(merged - total), room, promised_out)
+        out_ratio = _worst(np.abs(joined - total), room, promised_out)
         ratios.append(max(out_ratio, _worst(np.abs(merged_lse - whole_lse), lse_room, promised)))
     best = int(np.argmin(ratios))
     forms = {f.label: r for f, r in zip(bench.forms, ratios, strict=True)}

@@ -33,8 +33,10 @@ from properties.counterfactual import (
     of_case,
 )
 from properties.diagnose_heads import TILES
-from properties.layout_relations import KEYED, key_places, of_sequence
+from properties.layout_relations import KEYED, dense_outputs, key_places
 
+# Kinds of defects that a sequence without keys can show.
+OF_EMPTY = ("empty rows", "zeros", "sign")
 Span = Callable[[int], tuple[int, int]]
 
 
@@ -218,6 +220,9 @@ def of_attention(hypothesis: Hypothesis) -> Hypothesis:
         found: dict[tuple[str, str], dict[int, Counterfactual]] = {}
         scenes = {n: _dense_scene(scene, n) for n in sorted({look.block.key[0] for look in scene.looks})}
         for n, inner in scenes.items():
+            if not layouts.key_count(scene.case, n) and hypothesis.name not in OF_EMPTY:
+                # Its dense case has a key, and a mask that hides it: neither is the target's.
+                continue
             for c in hypothesis.imagine(inner):
                 if not c.fitted and c.elsewhere is None:
                     found.setdefault((c.says, c.choice), {})[n] = c
@@ -232,15 +237,8 @@ def _dense_scene(scene: Scene, n: int) -> Scene:
     looks = tuple(_dense_look(look) for look in scene.looks if look.block.key[0] == n)
     place = scene.looks[scene.worst[0]].block.key
     at = [look.block.key[1] for look in looks].index(place[1]) if place[0] == n else 0
-    case, outputs = layouts.dense(scene.case, n), of_sequence(scene.case, scene.outputs, n)
-    return Scene(inner, case, _four(scene.case, outputs), looks, (at, scene.worst[1] if place[0] == n else 0))
-
-
-def _four(case: Case, outputs: dict[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-    """Outputs of one sequence as attention lays them out."""
-    if case.op == layouts.PAGED:
-        return outputs
-    return {name: a.transpose(1, 0, 2)[None] if name == "out" else a[None] for name, a in outputs.items()}
+    case, outputs = layouts.dense(scene.case, n), dense_outputs(scene.case, scene.outputs, n)
+    return Scene(inner, case, outputs, looks, (at, scene.worst[1] if place[0] == n else 0))
 
 
 def _dense_look(look: Look) -> Look:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from oracle.ops.attention_layouts import PAGED
 from properties.attention_options import Extras, held
 from properties.bench import Bench, Input
@@ -76,6 +78,38 @@ def steps(bench: Bench) -> Iterator[Input]:
         yield _made(bench, "decode", pairs, page_size=page_size, kv_heads=2, is_causal=True)
         if bench.has("window_size"):
             yield _made(bench, "window", pairs, page_size=page_size, is_causal=True, extras=Extras(window=(3, -1)))
+
+
+def parts(bench: Bench) -> Iterator[Input]:
+    """P7: sequences of one key, of some and of many, whose parts hold nothing, or end where they do; a sink."""
+    pairs = _pairs(bench, (3, 20), (1, 33), (2, 1), (2, 0), sq=2)
+    for kind, size in (("plain", 0.0), ("ascending", 30.0)):
+        yield _made(bench, kind, pairs, page_size=4, kv_heads=2, logits=Logits(kind, size))
+    if bench.has("is_causal"):
+        yield _made(bench, "causal", _pairs(bench, (3, 20), (1, 33), sq=2), page_size=4, is_causal=True)
+    if bench.has("sinks"):
+        yield _made(bench, "sink", pairs, page_size=4, extras=Extras(sink=1.0))
+
+
+def heads(bench: Bench) -> Iterator[Input]:
+    """P13: heads in groups of two and of three, with a slope and a sink each."""
+    pairs, causal = _pairs(bench, (3, 19), (1, 7), sq=2), bench.has("is_causal")
+    yield _made(bench, "heads", pairs, page_size=4, kv_heads=2, group=3, is_causal=causal)
+    if held(bench, ("alibi_slopes", "sinks")):
+        yield _made(
+            bench, "parameters", pairs, page_size=4, kv_heads=2, group=2, extras=Extras(alibi="heads", sink=1.0)
+        )
+
+
+def model(bench: Bench) -> Iterator[Input]:
+    """G3: a long sequence beside a shorter one, plain and with a needle; 512 LSE values where calls are compiled."""
+    interpreted = bench.target.interpreted
+    longest, sq = (128, 16) if interpreted else (min(bench.profile.large, 1024), 64)
+    for dims, kind in ((80, "plain"), (64, "needle")):
+        size = float(np.log(longest)) if kind == "needle" else 0.0
+        pairs = [(sq, longest), (sq, longest // 4 + 3)]
+        more: dict[str, Any] = {"kv_heads": 2 if interpreted else 4, "logits": Logits(kind, size)}
+        yield layout_input(bench, pairs, dims=dims, recipe=Recipe(seed=dims), features={"sweep": "model"}, **more)
 
 
 def ranges(bench: Bench) -> Iterator[Input]:

@@ -38,6 +38,14 @@ def of_sequence(case: Case, outputs: Outputs, n: int) -> dict[str, NDArray[np.ge
     return {name: a[rows] if name == "out" else a[:, rows] for name, a in outputs.items()}
 
 
+def dense_outputs(case: Case, outputs: Outputs, n: int) -> dict[str, NDArray[np.generic]]:
+    """The outputs of sequence ``n`` as attention gives those of its dense case: O [1, Hq, Sq, Dv], L [1, Hq, Sq]."""
+    own = of_sequence(case, outputs, n)
+    if case.op == PAGED:
+        return own
+    return {name: a.transpose(1, 0, 2)[None] if name == "out" else a[None] for name, a in own.items()}
+
+
 def alone(case: Case, n: int) -> Case:
     """Sequence ``n`` as the only one of its call."""
     if case.op == PAGED:

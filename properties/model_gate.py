@@ -28,7 +28,7 @@ from properties.verdict import Basis, Judgement, Verdict
 LEAST_VALUES = 512
 NARROW, WIDE, LSE = 1.5, 4.0, 4.0
 JUDGED = ("flash", "fp32")
-JUDGED_OPS = ("attention", "attention_backward", "mla", "mla_backward")
+JUDGED_OPS = ("attention", "attention_varlen", "attention_paged", "attention_backward", "mla", "mla_backward")
 
 
 def edges(bench: Bench) -> Iterator[Input]:

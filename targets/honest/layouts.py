@@ -43,13 +43,14 @@ def slopes_of(slopes: Tensor | None, sequence: int) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathers:
-    """Every decision about where a sequence lies."""
+    """Every decision about where a sequence lies, and the kernel that each is given to."""
 
     keys_of: Callable[[Tensor, Tensor, int], slice] = keys_of
     length_of: Callable[[Tensor, int], int] = length_of
     pages_of: Callable[[Tensor, int, int, int], Tensor] = pages_of
     gather: Callable[[Tensor, Tensor, int], Tensor] = gather
     slopes_of: Callable[[Tensor | None, int], Tensor | None] = slopes_of
+    attend: Callable[..., flash.Result] = flash.attention
 
 
 HONEST = Gathers()
@@ -86,7 +87,7 @@ def varlen(gathers: Gathers = HONEST, *, dtypes: tuple[str, ...] = UP_TO_32_BITS
         for sequence in range(len(cu_seqlens_q) - 1):
             rows = span(cu_seqlens_q, sequence)
             keys = gathers.keys_of(cu_seqlens_q, cu_seqlens_k, sequence)
-            out, log = flash.attention(
+            out, log = gathers.attend(
                 heads_first(q[rows]), heads_first(k[keys]), heads_first(v[keys]), scale=scale, is_causal=is_causal,
                 window_size=window_size, softcap=softcap, alibi_slopes=gathers.slopes_of(alibi_slopes, sequence),
                 sinks=sinks, return_lse=True,
@@ -124,7 +125,7 @@ def paged(gathers: Gathers = HONEST, *, dtypes: tuple[str, ...] = UP_TO_32_BITS)
             length = gathers.length_of(cache_seqlens, sequence)
             pages = gathers.pages_of(block_table, sequence, length, k_cache.shape[1])
             k, v = (heads_first(gathers.gather(cache, pages, length)) for cache in (k_cache, v_cache))
-            out, log = flash.attention(
+            out, log = gathers.attend(
                 q[sequence : sequence + 1], k, v, scale=scale, is_causal=is_causal,
                 window_size=window_size, softcap=softcap, alibi_slopes=gathers.slopes_of(alibi_slopes, sequence),
                 sinks=sinks, return_lse=True,

@@ -68,14 +68,23 @@ def heads(query_heads: int, kv_heads: int, *, batch: int = 1, mask: Tensor | Non
     return build
 
 
-def packed(queries: Sequence[int], keys: Sequence[int], **more: Any) -> Builder:
-    """Sequences with so many queries and keys of score 0; the values are 1, 2, 3, ... over all keys."""
+def packed(
+    queries: Sequence[int],
+    keys: Sequence[int],
+    *,
+    heads: tuple[int, int] = (1, 1),
+    scores: Sequence[float] = (),
+    **more: Any,
+) -> Builder:
+    """Sequences with so many queries and keys of these scores (default: 0); the values are 1, 2, 3, ... over all keys
+    and KV heads."""
 
     def build(dtype: torch.dtype) -> Arguments:
-        values = torch.arange(1, sum(keys) + 1).view(-1, 1, 1).to(dtype)
+        values = torch.arange(1, sum(keys) * heads[1] + 1).view(-1, heads[1], 1).to(dtype)
+        held = torch.tensor(scores or [0.0] * sum(keys)).view(-1, 1, 1).expand(values.shape).to(dtype)
         sums = {n: torch.tensor([0, *accumulate(x)], dtype=torch.int32) for n, x in (("q", queries), ("k", keys))}
         return {
-            "q": torch.zeros(sum(queries), 1, 1, dtype=dtype), "k": torch.zeros_like(values), "v": values,
+            "q": torch.ones(sum(queries), heads[0], 1, dtype=dtype), "k": held.contiguous(), "v": values,
             "cu_seqlens_q": sums["q"], "cu_seqlens_k": sums["k"], "return_lse": True, **more,
         }  # fmt: skip
 
@@ -344,6 +353,9 @@ SMALLEST: Mapping[str, Builder] = {
     "varlen_query_lengths_for_keys": packed([1, 1], [2, 1]),
     "varlen_neighbour_attended": packed([1, 1], [1, 1]),
     "varlen_slopes_of_first_sequence": packed([1, 1], [2, 2], alibi_slopes=torch.tensor([[0.0], [1.0]])),
+    "varlen_kv_heads_tiled": packed([1], [1], heads=(4, 2)),
+    "varlen_weights_in_e4m3": packed([1], [2], scores=[0.0, -0.09375]),
+    "paged_lse_finite": paged([[0]], [0]),
     "paged_last_page_dropped": paged([[0, 1]], [3]),
     "paged_page_off_by_one": paged([[0, 1]], [2]),
     "paged_length_of_previous": paged([[0], [1]], [1, 2]),
