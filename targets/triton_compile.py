@@ -18,7 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-KERNELS = ("attention", "attention_delta", "attention_dkdv", "attention_dq", "mla_split", "rope")
+KERNELS = (
+    "attention", "attention_delta", "attention_dkdv", "attention_dq", "mla_project", "mla_project_out", "mla_split",
+    "mla_merge", "rope",
+)  # fmt: skip
 # Compile-time switches of the attention kernels, by option; "paged" has pages of 16.
 FEATURES: dict[str, dict[str, Any]] = {
     "causal": {"BOUND_RIGHT": True},
@@ -39,7 +42,8 @@ OPCODE = r"^\s+(?:@!?%p\d+\s+)?([a-z]\w*(?:\.\w+|::\w+)*)[\s;]"
 class Build:
     """What to compile: `kernel` of KERNELS, `dtype` a key of POINTERS, `arch` 80 or 90 for sm_80 or sm_90.
 
-    `features` are keys of FEATURES, for attention's kernels. For mla_split head_dim is d_c, value_dim is d_r.
+    `features` are keys of FEATURES, for attention's kernels. For mla_split and mla_merge head_dim is d_c, value_dim is
+    d_r. mla_project reads q^C in the dtype, mla_project_out float32 latents.
     """
 
     kernel: str
@@ -141,6 +145,17 @@ def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], d
         kernel, options = split_kernel, SPLIT_OPTIONS
         constants = split_arguments(build.head_dim, build.value_dim, is_causal="causal" in build.features)
         special = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "scale": "fp32"}
+    elif build.kernel.startswith("mla_project"):
+        from targets.triton_mla import PROJECT_ARGUMENTS, project_kernel, project_options
+
+        of_latents = build.kernel == "mla_project_out"
+        options = project_options(widened=of_latents and build.dtype != "fp32")
+        kernel, constants, special = project_kernel, dict(PROJECT_ARGUMENTS), {"x_ptr": "*fp32"} if of_latents else {}
+    elif build.kernel == "mla_merge":
+        from targets.triton_mla import merge_arguments, merge_kernel
+
+        kernel, constants, options = merge_kernel, merge_arguments(build.head_dim), {"num_warps": 4, "num_stages": 2}
+        special = dict.fromkeys(("part_ptr", "split_lse_ptr", "latent_ptr", "lse_ptr"), "*fp32")
     else:
         from targets.triton_rope import rope_arguments, rope_kernel
 

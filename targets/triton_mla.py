@@ -198,7 +198,7 @@ def mla_decode(
         }, **SPLIT_OPTIONS)  # fmt: skip
         launch(merge_kernel, (tiles * batch,), {
             "part_ptr": part, "split_lse_ptr": split_lse, "latent_ptr": latent, "lse_ptr": lse,
-            "rows": rows, "tiles": tiles, "splits": splits, "LATENT": d_c, "LATENT_PAD": padded(d_c), "ROWS": ROWS,
+            "rows": rows, "tiles": tiles, "splits": splits, **merge_arguments(d_c),
         })  # fmt: skip
         if d_v:
             _project(latent, w_uv, out, w_axes=("head", "out", "in"))
@@ -221,6 +221,20 @@ def split_arguments(d_c: int, d_r: int, *, is_causal: bool) -> dict[str, Any]:
     }
 
 
+def merge_arguments(d_c: int) -> dict[str, Any]:
+    """Those of `merge_kernel`."""
+    return {"LATENT": d_c, "LATENT_PAD": padded(d_c), "ROWS": ROWS}
+
+
+PROJECT_ARGUMENTS: dict[str, Any] = {"ROWS": ROWS, "TILE_N": TILE_N}
+"""Those of `project_kernel`."""
+
+
+def project_options(*, widened: bool) -> dict[str, int]:
+    """Launch options of `project_kernel`; where weights are widened to x, a second stage would spill registers."""
+    return {"num_warps": 4, "num_stages": 1 if widened else 2}
+
+
 def _project(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, *, w_axes: tuple[str, ...]) -> None:
     """x [B, H, S, inner] times w, whose axes are named, into a contiguous out [B, H, S, columns]."""
     batch, heads, rows, inner = x.shape
@@ -229,8 +243,8 @@ def _project(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, *, w_axes: tup
         "x_ptr": x, "w_ptr": w, "out_ptr": out, **strides_of("x", x, ("batch", "head", "row", "col")),
         **strides_of("w", w, w_axes), **strides_of("out", out, ("batch", "head", "row", "")),
         "heads": heads, "rows": rows, "tiles": tiles, "inner": inner, "columns": columns,
-        "ROWS": ROWS, "TILE_N": TILE_N,
-    })  # fmt: skip
+        **PROJECT_ARGUMENTS,
+    }, **project_options(widened=x.dtype != w.dtype))  # fmt: skip
 
 
 def _validate(tensors: dict[str, torch.Tensor]) -> None:

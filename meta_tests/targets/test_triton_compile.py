@@ -32,12 +32,21 @@ UNUSUAL = [
     Build("attention_dkdv", "fp16", 80, features=SCORES, all_ones=True),
     Build("mla_split", "bf16", 90, head_dim=512, value_dim=64, features=("causal",)),
     Build("mla_split", "fp32", 80, head_dim=128, value_dim=32),
+    *(
+        Build(name, dtype, arch)
+        for name in ("mla_project", "mla_project_out")
+        for dtype, arch in (("bf16", 90), ("fp16", 80), ("fp32", 80))
+    ),
+    Build("mla_project", "bf16", 80, all_ones=True),
+    Build("mla_merge", "fp32", 80, head_dim=512),
+    Build("mla_merge", "fp32", 90, head_dim=100, all_ones=True),
     Build("rope", "fp32", 80),
     Build("rope", "fp16", 90, layout="interleaved", head_dim=80),
     Build("rope", "bf16", 80, all_ones=True),
 ]
 ALL = EVERYDAY + OPTIONS + UNUSUAL
-DOTS = [build for build in ALL if build.kernel.startswith(("attention", "mla")) and build.kernel != "attention_delta"]
+WITHOUT_DOTS = ("attention_delta", "mla_merge", "rope")
+DOTS = [build for build in ALL if build.kernel not in WITHOUT_DOTS]
 LOGS = [build for build in EVERYDAY + UNUSUAL if build.kernel == "attention" and build.dtype != "fp32"]
 
 
@@ -58,7 +67,7 @@ def test_makes_machine_code(build, binaries):
 @pytest.mark.parametrize("build", DOTS, ids=str)
 def test_products_have_the_precision_that_the_contract_says(build, binaries):
     engine = [code for code in binaries[build].opcodes if code.startswith(("mma.", "wgmma.mma_async"))]
-    if build.dtype == "fp32":
+    if build.dtype == "fp32" or build.kernel == "mla_project_out":
         assert not engine and not any("tf32" in code for code in binaries[build].opcodes)
     else:
         operand = {"fp16": "f32.f16.f16", "bf16": "f32.bf16.bf16"}[build.dtype]  # accumulates in float32
