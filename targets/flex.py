@@ -142,13 +142,15 @@ def compiled(
     is_causal: bool = False,
     window_size: tuple[int, int] | None = None,
     softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """As `unfused`, without masks, ALiBi and the LSE, which would multiply the kernels to compile.
+    """As `unfused`, without the LSE, which would double the kernels to compile, and without masks, whose kernels torch
+    2.13 generates wrongly for a CPU where lengths are dynamic (a name that is not declared).
 
-    For the same reason KV heads are repeated before the call, every head is an entry of the batch, of at least two, and
-    head dimensions are padded with zeros to multiples of 64: torch compiles anew for each number of heads and
-    dimensions, and for a batch of one. NotImplementedError where a CPU's kernel has no C++ compiler or would have to
-    give gradients.
+    To compile less, KV heads are repeated before the call, every head is an entry of the batch, of at least two, head
+    dimensions are padded with zeros to multiples of 64 and kernels with ALiBi always have a band of visible keys: torch
+    compiles anew for each number of heads and dimensions, and for a batch of one. NotImplementedError where a CPU's
+    kernel has no C++ compiler or would have to give gradients.
     """
     if q.device.type == "cpu" and not _has_compiler():
         raise NotImplementedError("FlexAttention's CPU kernel is compiled, and there is no C++ compiler")
@@ -160,7 +162,11 @@ def compiled(
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     width = v.shape[-1]
     q, k, v = (_of_one_head(t) for t in (q, k, v))
-    score, mask = _modifications(q, k, factor, is_causal, None, window_size, softcap, None)
+    if alibi_slopes is not None:
+        window_size = window_size or (-1, -1)
+        alibi_slopes = alibi_slopes.expand(batch, heads).reshape(-1, 1)
+        alibi_slopes = torch.nn.functional.pad(alibi_slopes, (0, 0, 0, int(len(alibi_slopes) == 1)))
+    score, mask = _modifications(q, k, factor, is_causal, None, window_size, softcap, alibi_slopes)
     with torch._dynamo.config.patch(recompile_limit=2**20, accumulated_recompile_limit=2**20):
         out = _compiled()(q, k, v, score_mod=score, block_mask=mask, scale=1.0)
     out = out[: batch * heads, ..., :width]

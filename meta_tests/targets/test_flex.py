@@ -80,6 +80,26 @@ def test_compiled_matches_float64():
     assert kernels[1] == kernels[2] <= kernels[0] + 1
 
 
+@pytest.mark.skipif(not flex._has_compiler(), reason="no C++ compiler")
+def test_compiled_alibi_matches_float64():
+    """One kernel, whatever the slopes, the numbers of heads, and what is visible."""
+    kernels = []
+    for keys, heads, slopes, options in (
+        (30, 4, SLOPES, {"is_causal": True}),
+        (25, 2, SLOPES[0, :2], {}),
+        (21, 2, SLOPES[:, 1:3], {"window_size": (5, 3), "scale": 0.3}),
+    ):
+        q, k, v = case(torch.float32, keys)
+        tensors = q[:, :heads], k[:, : heads // 2], v[:, : heads // 2]
+        out = call(flex.compiled, *tensors, **options, alibi_slopes=slopes)
+        exact = reference(*tensors, **options, alibi_slopes=slopes)
+        assert (np.abs(out.double().numpy() - exact.out) <= exact.out_bound()).all()
+        wrong = reference(*tensors, **options, alibi_slopes=slopes.flip(-1))
+        assert not (np.abs(out.double().numpy() - wrong.out) <= wrong.out_bound()).all()
+        kernels.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert kernels[1] == kernels[2] <= kernels[0] + 1
+
+
 @pytest.mark.parametrize("function", [flex.unfused, flex.compiled])
 def test_gradients_on_a_cpu_are_refused(function):
     q, k, v = case(torch.float32)
