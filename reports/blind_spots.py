@@ -96,7 +96,7 @@ BLIND_SPOTS: tuple[BlindSpot, ...] = (
     BlindSpot(
         "a small systematic error below the worst-case bound: a key lost in a long context, scores stored low, a "
         "low accumulator",
-        "G3, the gate that shows these, gives a verdict for attention and its gradients under "
+        "G3, the gate that shows these, gives a verdict for attention, mla and their gradients under "
         + " and ".join(JUDGED)
         + " only; elsewhere it reports a ratio",
         lambda s: s.attends and (s.op not in JUDGED_OPS or not s.contracts <= set(JUDGED) or "G3" not in s.properties),
