@@ -20,9 +20,9 @@ class Op:
     inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical
     keyword names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`; row_count(case,
     key) is that of one block. output_shapes: name -> shape for a case.
-    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them. width: how many
-    numbers a row of a block reads of the longest array, by which large cases are sampled. needed: outputs that every
-    target returns, in the dtype of its inputs (default: the first).
+    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them. width: how
+    many numbers a row of a block reads of the longest array, by which large cases are sampled. needed: outputs that
+    every target returns, in the dtype of its inputs (default: the first).
     """
 
     name: str
