@@ -22,7 +22,10 @@ from oracle.formats import FORMATS, Format
 from oracle.ops.gqa_block_case import model
 
 Array = NDArray[Any]
-FAMILIES = ("normal", "one row", "large x", "tiny x", "subnormal", "peaked", "outliers", "constant rows", "cancelling")
+FAMILIES = (
+    "normal", "one row", "large x", "tiny x", "subnormal", "peaked", "outliers", "constant rows", "cancelling",
+    "scaled tables",
+)  # fmt: skip
 
 
 def case_of(family: str, fmt: Format, rng: np.random.Generator) -> Case:
@@ -54,7 +57,10 @@ def case_of(family: str, fmt: Format, rng: np.random.Generator) -> Case:
             for name in ("w_q", "w_v"):
                 weights[name][:, 1::2] = -weights[name][:, 0::2] * (1 + 2.0**-8)
     angle = np.arange(length)[:, None] * 0.7 ** np.arange(dim // 2)
-    arrays = {"x": x, **weights, "cos": np.cos(angle), "sin": np.sin(angle)}
+    # Tables of slower frequencies at far positions, with a magnitude as YaRN's.
+    size = 1.0 + (family == "scaled tables") * float(rng.uniform(0.1, 1.0))
+    angle = 100 + angle / 40 if family == "scaled tables" else angle
+    arrays = {"x": x, **weights, "cos": size * np.cos(angle), "sin": size * np.sin(angle)}
     return Case(
         "gqa_block", {n: fmt.store(a) for n, a in arrays.items()}, {"num_heads": heads, "num_kv_heads": kv_heads}
     )
