@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,10 +68,11 @@ def table_of(op: str) -> Table:
     return table
 
 
-def diagnose(bench: Bench, case: Case, *, seconds: float = 4.0) -> str:
+def diagnose(bench: Bench, case: Case, *, seconds: float = 4.0, known: Sequence[str] = ()) -> str:
     """One line: "as if ...", else where the output is wrong; empty if it is within its bound, here and on related ones.
 
-    ``seconds`` of processor time: after them no further counterfactual is tried.
+    ``seconds`` of processor time: after them no further counterfactual is tried. known: earlier diagnoses of the same
+    target; a defect that one of them names is asked about first, and no other if it holds.
     """
     if bench.op in GRADIENTS:
         if not case.arrays or _size(case) > LARGEST_CASE:
@@ -86,7 +87,9 @@ def diagnose(bench: Bench, case: Case, *, seconds: float = 4.0) -> str:
             if scene.broken():
                 if _unsteady(scene):
                     return f"{prefix}another result in a second call"
-                claim = _claim(scene, deadline) if _size(case) <= LARGEST_CASE else ""
+                claim = ""
+                if _size(case) <= LARGEST_CASE:
+                    claim = _again(scene, known) or _claim(scene, deadline)
                 return prefix + (f"as if {claim}" if claim else where_wrong(scene))
     return ""
 
@@ -149,6 +152,21 @@ class _Found:
 
     def _same(self, x: Counterfactual) -> bool:
         return x.says == self.c.says and (x.fitted or x.choice == self.c.choice)
+
+
+def _again(scene: Scene, known: Sequence[str]) -> str:
+    """The defect of an earlier diagnosis, if it fits this scene and its probes; empty if none does."""
+    said = {text.split("as if ", 1)[1] for text in known if "as if " in text}
+    if not said:
+        return ""
+    probes = _Probes(scene)
+    for hypothesis in table_of(scene.bench.op).hypotheses:
+        for c in hypothesis.imagine(scene):
+            if c.sentence in said:
+                fares = match(scene, c)
+                if fares.fits.any() and _holds(_Found(hypothesis, c, fares), probes):
+                    return c.sentence
+    return ""
 
 
 def _claim(scene: Scene, deadline: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,16 @@ def hunt(
     if missing:
         judgement = Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {missing}")
         return [record_of(bench, prop, Input(Case(bench.op, {}, {})), judgement, seed=seed)]
-    records, spent = [], 0.0
+    records: list[Record] = []
+    spent = 0.0
     for edge in _edges(bench, prop):
         start = time.perf_counter()
         # Failing edges are diagnosed until they have taken as long as the shrinking of a search may.
         explain = spent < bench.profile.shrink_seconds
-        records.append(examine(bench, prop, edge, seed=seed, journal=journal, folder=folder, explain=explain))
+        # Most failures of one list have the same cause.
+        known = tuple(dict.fromkeys(record.diagnosis for record in records if record.diagnosis))
+        how: dict[str, Any] = {"seed": seed, "journal": journal, "folder": folder, "explain": explain, "known": known}
+        records.append(examine(bench, prop, edge, **how))
         spent += time.perf_counter() - start if records[-1].verdict == Verdict.FAIL.value else 0.0
     if prop.search is not None:
         records += _search(bench, prop, seed, journal, folder)
@@ -78,13 +82,17 @@ def examine(
     journal: Journal | None = None,
     folder: Path | None = None,
     explain: bool = True,
+    known: Sequence[str] = (),
 ) -> Record:
-    """Judge one input and record it; a failing case is written to disk, and diagnosed unless ``explain`` says no."""
+    """Judge one input and record it; a failing case is written to disk, and diagnosed unless ``explain`` says no.
+
+    known: diagnoses of earlier inputs, see `properties.diagnose.diagnose`.
+    """
     start = time.perf_counter()
     serial = _begin(journal, bench, prop, given_input)
     judgement = judge(bench, prop, given_input)
     seconds = time.perf_counter() - start
-    diagnosis = explained(bench, given_input, judgement) if explain else ""
+    diagnosis = explained(bench, given_input, judgement, known) if explain else ""
     record = record_of(
         bench, prop, given_input, judgement, seed=seed, folder=folder, seconds=seconds, diagnosis=diagnosis
     )
@@ -93,9 +101,9 @@ def examine(
     return record
 
 
-def explained(bench: Bench, given_input: Input, judgement: Judgement) -> str:
+def explained(bench: Bench, given_input: Input, judgement: Judgement, known: Sequence[str] = ()) -> str:
     """The diagnosis of a failing case; empty for anything else."""
-    return diagnose(bench, given_input.case) if judgement.verdict is Verdict.FAIL else ""
+    return diagnose(bench, given_input.case, known=known) if judgement.verdict is Verdict.FAIL else ""
 
 
 def judge(bench: Bench, prop: Property, given_input: Input) -> Judgement:

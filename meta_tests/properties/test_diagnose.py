@@ -468,6 +468,33 @@ def test_without_time_nothing_is_claimed() -> None:
     assert diagnose(bench, attention_case(bench), seconds=0.0) == "wrong only in the output, not the LSE"
 
 
+def test_a_known_defect_is_asked_about_first_and_claimed_only_if_it_fits() -> None:
+    bench = broken(attention_with(lambda out, lse, q: (out * 0, lse)), "attention", "fp32")
+    case = attention_case(bench)
+    # Without time for the table, what is known is all that is asked.
+    assert diagnose(bench, case, seconds=0.0, known=("as if the output were zeros",)) == "as if the output were zeros"
+    assert diagnose(bench, case, seconds=0.0, known=("as if the output were negated",)).startswith("wrong ")
+    assert diagnose(bench, case, known=("as if the output were negated",)) == "as if the output were zeros"
+
+
+def test_a_list_of_failures_is_asked_once_about_all_counterfactuals(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = replace(PROFILE, shrink_seconds=60.0)
+    bench = replace(bench_of("targets.mutants.gqa_tiled:attention", "bf16"), profile=profile)
+    row = next(p for p in properties_for("attention") if p.id == "P13")
+    asked: list[str] = []
+    whole = engine._claim
+
+    def counted(scene: Scene, deadline: float) -> str:
+        asked.append(whole(scene, deadline))
+        return asked[-1]
+
+    monkeypatch.setattr(engine, "_claim", counted)
+    bad = [r for r in hunt(bench, replace(row, search=None)) if r.verdict in BAD and r.diagnosis]
+    assert len(bad) > 2
+    assert {r.diagnosis for r in bad} == {"as if KV heads were tiled (h mod Hkv) instead of repeated"}
+    assert len(asked) == 1
+
+
 # --- the tables ---
 
 
