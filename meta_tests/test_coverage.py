@@ -7,7 +7,7 @@ import pytest
 from oracle.bounds.presets import PRESETS, default_preset, ladder, preset_forms
 from oracle.bounds.table import bounds_of
 from oracle.enclosure import enclose
-from oracle.formats import STORAGE, format_of
+from oracle.formats import format_of, input_formats
 from oracle.ops.table import ops
 from properties.bench import PROFILES, Bench, bench_for
 from properties.property import Property, properties_for
@@ -31,7 +31,9 @@ NEEDS: dict[str, Callable[[str], object]] = {
     "formula": lambda op: enclose(tiny_case(op, "fp32")),
     "model kernel": lambda op: _model(op),
     "derived bound": lambda op: _bounded(op),
-    "contract preset for every dtype": lambda op: all(preset_forms(op, default_preset(op, d)) for d in STORAGE),
+    "contract preset for every dtype": lambda op: all(
+        preset_forms(op, default_preset(op, d)) for d in input_formats(op)
+    ),
     "signature": lambda op: INPUTS[op] == ops()[op].inputs,
     "conventions": lambda op: op in CONVENTIONS,
     "property": lambda op: properties_for(op),
@@ -114,7 +116,7 @@ def test_each_table_is_about_known_ops_and_has_no_double_rows() -> None:
     for op in OPS:
         table = properties_for(op)
         assert len({(p.id, p.title) for p in table}) == len(table), op
-        for dtype in STORAGE:
+        for dtype in input_formats(op):
             assert set(ladder(op, dtype)) <= set(PRESETS[op]), op
     assert {p.id for p in rows()} >= {"P1", "P9", "P10", "P14", "P15", "P18", "P21", "P23"}
 
@@ -128,7 +130,7 @@ def test_a_property_can_be_asked() -> None:
 def test_a_mutant_is_killed_by_a_property_of_its_op() -> None:
     for m in MUTANTS:
         assert m.killed_by in {p.id for p in properties_for(m.op)}, f"{m.name}: {m.op} has no {m.killed_by}"
-        assert set(m.dtypes) <= set(STORAGE), m.name
+        assert set(m.dtypes) <= set(input_formats(m.op)), m.name
 
 
 def test_every_op_has_a_built_in_target_or_a_reason_why_not() -> None:

@@ -229,7 +229,7 @@ def test_second_outputs_are_an_lse_only_by_their_shape() -> None:
     [
         ({"nam": "x"}, f"unknown metadata key 'nam'; known: {', '.join(METADATA)}"),
         ({"op": "nosuch"}, "unknown op 'nosuch'"),
-        ({"dtypes": "fp32"}, "dtypes must be a tuple of names out of fp64, fp32, fp16, bf16; got 'fp32'"),
+        ({"dtypes": "fp32"}, "dtypes must be a tuple of names out of fp64, fp32, fp16, bf16, e4m3, e5m2; got 'fp32'"),
         ({"dtypes": ()}, "dtypes must be a tuple"),
         ({"dtypes": ("fp8",)}, "unknown name 'fp8' in dtypes"),
         ({"devices": ("tpu",)}, "unknown name 'tpu' in devices; known: cpu, cuda"),

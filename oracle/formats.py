@@ -152,8 +152,15 @@ E5M2 = Format("e5m2", 3, -14, 15, ml_dtypes.float8_e5m2)
 
 FORMATS: dict[str, Format] = {f.name: f for f in (FP64, FP32, TF32, FP16, BF16, E4M3, E5M2)}
 STORAGE = ("fp64", "fp32", "fp16", "bf16")
-"""Formats of the inputs and outputs of targets."""
-_STORED = (*STORAGE, "e4m3", "e5m2")
+"""Formats of the inputs and outputs of targets of every op."""
+EIGHT_BITS = ("e4m3", "e5m2")
+"""Formats of the inputs of attention beside those."""
+INPUTS = (*STORAGE, *EIGHT_BITS)
+
+
+def input_formats(op: str) -> tuple[str, ...]:
+    """The formats in which a target of ``op`` may take its inputs."""
+    return INPUTS if op == "attention" else STORAGE
 
 
 def format_named(name: str) -> Format:
@@ -165,7 +172,7 @@ def format_named(name: str) -> Format:
 
 def format_of(array: NDArray[Any]) -> Format:
     """The format of a numpy array's dtype; ValueError for other dtypes."""
-    for name in _STORED:
+    for name in INPUTS:
         if array.dtype == np.dtype(FORMATS[name].dtype):
             return FORMATS[name]
-    raise ValueError(f"no floating-point format for dtype {array.dtype}; known: {', '.join(_STORED)}")
+    raise ValueError(f"no floating-point format for dtype {array.dtype}; known: {', '.join(INPUTS)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oracle.case import Case
+from properties.attention_options import factors_by_head
 from properties.attention_relations import agree_on
 from properties.bench import Bench, Input
 from properties.metamorphic import agree, observe
@@ -19,6 +20,8 @@ def heads_alone(bench: Bench, given: Input) -> Judgement:
     judged = []
     if group > 1:
         repeated = case.with_arrays(**{n: np.repeat(case.arrays[n], group, axis=1) for n in ("k", "v")})
+        factors = {n: np.repeat(a, group, axis=1) for n, a in factors_by_head(case).items()}
+        repeated = repeated.with_options(**factors)
         again = observe(bench, repeated)
         judged.append(agree(bench, case, whole, repeated, again, what="grouped and repeated KV heads"))
     for b, h in _places(case):
@@ -44,6 +47,7 @@ def _one_head(case: Case, b: int, h: int, kv: int) -> Case:
         alone = alone.with_options(sinks=sinks[h : h + 1])
     if slopes is not None:
         alone = alone.with_options(alibi_slopes=slopes[..., h : h + 1] if slopes.ndim == 1 else slopes[b, h : h + 1])
+    alone = alone.with_options(**{n: a[b : b + 1, kv : kv + 1] for n, a in factors_by_head(case).items()})
     mask = case.options.get("attn_mask")
     if mask is None or mask.ndim < 4:
         return alone

@@ -26,6 +26,7 @@ def matter(bench: Bench) -> Iterator[Input]:
         "softcap": [Extras(softcap=c) for c in (1.0, 5.0, 30.0)],
         "alibi_slopes": [Extras(alibi=a) for a in ("heads", "sequences")],
         "sinks": [Extras(sink=s) for s in (0.5, 5.0)],
+        "k_descale": [Extras(descale=d) for d in ("heads", "one")],
     }
     for name in held(bench, tuple(alone)):
         for extras in alone[name]:
@@ -41,7 +42,7 @@ def matter(bench: Bench) -> Iterator[Input]:
         for more in combined(bench):
             yield _made(bench, "sink and bias", Extras(sink=1.0), **common, **more)
     if len(held(bench)) > 1:
-        yield _made(bench, "all options", Extras((5, 2), 5.0, "heads", 1.0), scale=1.0, **common)
+        yield _made(bench, "all options", Extras((5, 2), 5.0, "heads", 1.0, "heads"), scale=1.0, **common)
 
 
 def combined(bench: Bench) -> list[dict[str, Any]]:
@@ -138,6 +139,7 @@ def heads(bench: Bench) -> Iterator[Input]:
             ("sinks", Extras(sink=0.0)),
             ("alibi_slopes", Extras(alibi="heads")),
             ("alibi_slopes", Extras(alibi="sequences")),
+            ("k_descale", Extras(descale="heads")),
         ):
             if bench.has(name):
                 yield _made(bench, "by head", extras, batch=3, kv_heads=kv_heads, group=group, sq=3, sk=17)

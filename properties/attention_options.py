@@ -13,16 +13,19 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from oracle.case import Case
 from oracle.formats import Format
+from oracle.ops.attention_case import DESCALES
 from properties.bench import Bench
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
-NAMES = ("window_size", "softcap", "alibi_slopes", "sinks")
+NAMES = ("window_size", "softcap", "alibi_slopes", "sinks", "k_descale")
 CHOICES_OF = {
     "window_size": ("causal_alignment", "window_left"),
     "softcap": ("softcap_order",),
     "alibi_slopes": ("causal_alignment", "alibi_bias"),
     "sinks": ("lse_sink",),
+    "k_descale": (),
 }
 """Which choices an option's meaning depends on."""
 
@@ -31,17 +34,20 @@ CHOICES_OF = {
 class Extras:
     """window (left, right), -1 unbounded. softcap. alibi: slopes by ``heads`` [Hq] or also ``sequences`` [B, Hq].
 
-    sink: a logit about which the heads' own lie, one apart.
+    sink: a logit about which the heads' own lie, one apart. descale: factors of q, k and v, as far as the target takes
+    them, for ``heads`` and sequences each their own, or ``one`` for all.
     """
 
     window: tuple[int, int] | None = None
     softcap: float | None = None
     alibi: str = ""
     sink: float | None = None
+    descale: str = ""
 
     def facts(self) -> dict[str, Any]:
         """What is set, for records."""
         named = {"window": self.window and list(self.window), "softcap": self.softcap, "alibi": self.alibi or None}
+        named["descale"] = self.descale or None
         return {name: value for name, value in {**named, "sink": self.sink}.items() if value is not None}
 
 
@@ -53,6 +59,7 @@ VALUES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "softcap": ("softcap", (5.0, 1.0, 30.0, 50.0)),
     "alibi_slopes": ("alibi", ("heads", "sequences")),
     "sinks": ("sink", (2.0, -3.0, 0.5, 10.0)),
+    "k_descale": ("descale", ("heads", "one")),
 }
 """Option -> the field of `Extras` and what is drawn for it."""
 
@@ -78,7 +85,7 @@ def drawn(draw: Draw, bench: Bench, names: Sequence[str], *, one: bool = False) 
     return Extras(**values)
 
 
-def option_values(bench: Bench, extras: Extras, *, batch: int, heads: int) -> dict[str, Any]:
+def option_values(bench: Bench, extras: Extras, *, batch: int, heads: int, kv_heads: int = 1) -> dict[str, Any]:
     """The options of a case: those of ``extras`` that the target has, and what they mean to it."""
     options: dict[str, Any] = {}
     if extras.window is not None and bench.has("window_size"):
@@ -86,11 +93,27 @@ def option_values(bench: Bench, extras: Extras, *, batch: int, heads: int) -> di
     if extras.softcap is not None and bench.has("softcap"):
         options["softcap"] = extras.softcap
     if extras.alibi and bench.has("alibi_slopes"):
-        options["alibi_slopes"] = slopes(bench.fmt, heads, batch if extras.alibi == "sequences" else None)
+        options["alibi_slopes"] = slopes(bench.wide, heads, batch if extras.alibi == "sequences" else None)
     if extras.sink is not None and bench.has("sinks"):
-        options["sinks"] = bench.fmt.store(extras.sink + _unlike(heads) / 2)
-    choices = {choice for name in options for choice in CHOICES_OF[name]}
+        options["sinks"] = bench.wide.store(extras.sink + _unlike(heads) / 2)
+    if extras.descale:
+        given = descales(batch, kv_heads, each=extras.descale == "heads")
+        options |= {name: factors for name, factors in given.items() if bench.has(name)}
+    choices = {choice for name in options if name in CHOICES_OF for choice in CHOICES_OF[name]}
     return options | {name: bench.conventions[name] for name in sorted(choices) if name in bench.conventions}
+
+
+def factors_by_head(case: Case) -> dict[str, NDArray[Any]]:
+    """The case's factors of 8-bit storage that are [B, Hkv]."""
+    return {name: case.options[name] for name in DESCALES if np.ndim(case.options.get(name, 1.0))}
+
+
+def descales(batch: int, kv_heads: int, *, each: bool) -> dict[str, NDArray[np.float32]]:
+    """[B, Hkv] factors of q, k and v that float32 holds, near 1 and no two alike (or one number for all)."""
+    usual = dict(zip(DESCALES, (0.75, 1.5, 0.625), strict=True))
+    own = (1 + np.arange(kv_heads) / 4) * (1 - np.arange(batch)[:, None] / 8 % 0.5)
+    own = own if each else np.ones((batch, kv_heads))
+    return {name: (size * own).astype(np.float32) for name, size in usual.items()}
 
 
 def slopes(fmt: Format, heads: int, batch: int | None = None) -> NDArray[np.generic]:

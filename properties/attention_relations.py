@@ -16,7 +16,7 @@ from oracle.enclosure import enclose
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention_case import blocks, visibility
 from properties import judging
-from properties.attention_options import NAMES
+from properties.attention_options import NAMES, factors_by_head
 from properties.bench import Bench, Input
 from properties.fence import fenced_call
 from properties.judging import draw_of
@@ -149,6 +149,7 @@ def partition_of_unity(bench: Bench, given: Input) -> Judgement:
     out = observe(bench, case)
     visible = visible_rows(case)
     v = case.arrays["v"].astype(np.float64)
+    v = v * np.asarray(case.options.get("v_descale", 1.0))[..., None, None]
     v = np.repeat(v, case.arrays["q"].shape[1] // v.shape[1], axis=1)
     seen = visible[..., None]
     # A sink is one more key, of value 0.
@@ -199,13 +200,14 @@ def _two_sequences(first: Case, second: Case) -> Case:
     mask, slopes = first.options.get("attn_mask"), first.options.get("alibi_slopes")
     if slopes is not None and slopes.ndim == 2:
         joined = joined.with_options(alibi_slopes=np.concatenate([slopes, slopes]))
+    joined = joined.with_options(**{n: np.concatenate([a, a]) for n, a in factors_by_head(first).items()})
     if mask is None or mask.ndim < 4 or mask.shape[0] == 1:
         return joined
     return joined.with_options(attn_mask=np.concatenate([mask, mask]))
 
 
 def _without(case: Case) -> Iterator[tuple[str, Case]]:
-    for name in ("scale", "is_causal", "attn_mask", *NAMES):
+    for name in ("scale", "is_causal", "attn_mask", *NAMES, "q_descale", "v_descale"):
         if name in case.options:
             yield name, case.without_options(name)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from oracle.case import Case
 from properties import judging, strategies
-from properties.attention_options import NAMES, Extras, held
+from properties.attention_options import NAMES, Extras, factors_by_head, held
 from properties.attention_relations import agree_on
 from properties.bench import Bench, Input
 from properties.invariance import invariant, with_parameters
@@ -73,6 +73,7 @@ def decode_edges(bench: Bench) -> Iterator[Input]:
         "softcap": Extras(softcap=2.0),
         "alibi_slopes": Extras(alibi="heads"),
         "sinks": Extras(sink=1.0),
+        "k_descale": Extras(descale="heads"),
     }
     for name in decodable(bench):
         yield strategies.attention_input(
@@ -121,7 +122,7 @@ def of_sequences(case: Case, chosen: list[int]) -> Case:
         picked = picked.with_options(attn_mask=mask[chosen])
     if slopes is not None and slopes.ndim == 2:
         picked = picked.with_options(alibi_slopes=slopes[chosen])
-    return picked
+    return picked.with_options(**{n: a[chosen] for n, a in factors_by_head(case).items()})
 
 
 def batch_edges(bench: Bench) -> Iterator[Input]:

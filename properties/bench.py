@@ -12,7 +12,7 @@ from oracle.bounds.contract import Contract
 from oracle.bounds.presets import declared_forms, ladder
 from oracle.case import Case
 from oracle.enclosure import Rows
-from oracle.formats import FORMATS, Format
+from oracle.formats import EIGHT_BITS, FORMATS, Format
 from oracle.ops.table import op_named
 from targets.base import OPTIONS, Observed, Target, run
 
@@ -69,6 +69,12 @@ class Bench:
     @property
     def fmt(self) -> Format:
         return FORMATS[self.dtype]
+
+    @property
+    def wide(self) -> Format:
+        """The format of additive masks, slopes and sinks: the inputs', or the output's if those have 8 bits."""
+        output = self.forms[0].output if self.forms else None
+        return FORMATS[output or "bf16"] if self.dtype in EIGHT_BITS else self.fmt
 
     @property
     def op(self) -> str:

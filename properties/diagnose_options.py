@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from oracle.case import Case
-from oracle.ops.attention_case import CHOICES, chosen, scale_float
-from properties.attention_options import CHOICES_OF, NAMES
+from oracle.ops.attention_case import CHOICES, DESCALES, chosen, scale_float
+from properties.attention_options import CHOICES_OF, NAMES, factors_by_head
 from properties.counterfactual import Counterfactual, Scene, of_case
 
 WORDS = {
@@ -16,6 +16,7 @@ WORDS = {
     "softcap": "the soft cap",
     "alibi_slopes": "ALiBi",
     "sinks": "the sink",
+    "k_descale": "the factor of k",
 }
 MEANT = {
     "window_left": {
@@ -43,6 +44,7 @@ def options(scene: Scene) -> Iterator[Counterfactual]:
     yield from _windows(case)
     yield from slopes(case)
     yield from _sinks(case)
+    yield from _descales(case)
     for choice, words in MEANT.items():
         if any(choice in CHOICES_OF[name] for name in held):
             other = next(value for value in CHOICES[choice] if value != chosen(case, choice))
@@ -94,6 +96,25 @@ def slopes(case: Case) -> Iterator[Counterfactual]:
     if given.ndim == 2 and len(given) > 1:
         first = np.broadcast_to(given[:1], given.shape)
         yield of_case("all sequences used the ALiBi slopes of the first", case.with_options(alibi_slopes=first))
+
+
+def _descales(case: Case) -> Iterator[Counterfactual]:
+    """Factors of 8-bit storage left out, alone or together, or those of the first head for all."""
+    given = {name: case.options[name] for name in DESCALES if case.options.get(name) is not None}
+    for name in given:
+        if name != "k_descale":
+            yield of_case(f"the factor of {name[0]} were ignored", case.without_options(name))
+    if len(given) > 1:
+        yield of_case("the factors of q, k and v were ignored", case.without_options(*given))
+    if {"k_descale", "v_descale"} <= set(given):
+        yield of_case("the factors of k and v were ignored", case.without_options("k_descale", "v_descale"))
+    each = factors_by_head(case)
+    if any(a.shape[1] > 1 for a in each.values()):
+        first = {name: np.broadcast_to(a[:, :1], a.shape) for name, a in each.items()}
+        yield of_case("all heads used the factors of head 0", case.with_options(**first))
+    if any(len(a) > 1 for a in each.values()):
+        first = {name: np.broadcast_to(a[:1], a.shape) for name, a in each.items()}
+        yield of_case("all sequences used the factors of the first", case.with_options(**first))
 
 
 def _sinks(case: Case) -> Iterator[Counterfactual]:

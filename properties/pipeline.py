@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.bounds.contract import Contract
-from oracle.bounds.presets import preset_forms
+from oracle.bounds.presets import declared_forms
 from oracle.bounds.table import Bounded, bounds_of
 from oracle.case import Case
 from oracle.enclosure import PRECISIONS, Block, Enclosure, enclose, refine
 from oracle.error import Errors, measure, summarise
-from oracle.formats import FORMATS, Float64Array, format_of
+from oracle.formats import EIGHT_BITS, FORMATS, Float64Array, format_of
 from oracle.ops.table import op_named
 from properties.bench import Bench, sampled_rows
 from properties.empty_rows import empty_rows
@@ -77,7 +77,8 @@ def structure(bench: Bench, case: Case, observed: Observed) -> Judgement | None:
         given, option = observed.outputs[name].dtype, op.gradients_of.get(name)
         wanted = expected if option is None else case.options[option].dtype
         if given != wanted:
-            return Judgement(Verdict.FAIL, Basis.EXACT, f"{name} has dtype {given}, expected {wanted}")
+            hint = "; the contract's `output` says which" if bench.dtype in EIGHT_BITS else ""
+            return Judgement(Verdict.FAIL, Basis.EXACT, f"{name} has dtype {given}, expected {wanted}{hint}")
     out = observed.outputs[op.outputs[0]]
     if "lse" in observed.outputs and observed.outputs["lse"].dtype not in (np.float32, np.float64, out.dtype):
         return Judgement(Verdict.FAIL, Basis.EXACT, f"lse has dtype {observed.outputs['lse'].dtype}, expected float32")
@@ -254,7 +255,7 @@ def _broken(forms: Sequence[Contract], names: Sequence[str], least: Float64Array
 def _lower(bench: Bench, case: Case, observed: Observed, presets: Sequence[str], outputs: Sequence[str]) -> str:
     """The strictest of ``presets`` that this case keeps, or an empty string."""
     for preset in presets:
-        forms = preset_forms(case.op, preset)
+        forms = declared_forms(case.op, preset, bench.dtype)
         blocks = judged_blocks(case, observed, outputs)
         most = [weigh(bench, case, b, observed, forms, outputs).most.max(axis=1) for b in blocks]
         if np.max(most, axis=0).min() <= 1:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from oracle.case import load_case
+from oracle.formats import input_formats
 from properties.bench import PROFILES, Bench, Input, bench_for
 from properties.message import failure_message, rerun_command
 from properties.property import Property, properties_for
@@ -102,8 +103,9 @@ def chosen_targets(config: pytest.Config) -> list[Target]:
 
 
 def chosen_dtypes(target: Target, asked: list[str]) -> tuple[str, ...]:
-    """The dtypes at which to examine a target: those asked for, less what it declares not to take."""
-    return tuple(d for d in asked or target.dtypes if "dtypes" not in target.stated or d in target.dtypes)
+    """The dtypes at which to examine a target: those asked for that its op and itself take."""
+    known = [d for d in asked or target.dtypes if d in input_formats(target.op)]
+    return tuple(d for d in known if "dtypes" not in target.stated or d in target.dtypes)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from oracle.case import Case
+from oracle.formats import EIGHT_BITS, Float64Array, Format
 from properties.attention_options import NAMES, NONE, Extras, drawn, option_values
 from properties.bench import Bench, Input
 from properties.recipes import FAMILIES, GENERAL, KINDS, OVER, Logits, Mask, Recipe, array, mask_array, plant
@@ -132,9 +134,9 @@ def attention_input(
     if scale is not None and bench.has("scale"):
         options["scale"] = scale
     if mask is not None and bench.has("attn_mask"):
-        options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), fmt)
-    options |= option_values(bench, extras, batch=batch, heads=heads)
-    case = Case("attention", {"q": fmt.store(q), "k": fmt.store(k), "v": v}, options)
+        options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), bench.wide)
+    options |= option_values(bench, extras, batch=batch, heads=heads, kv_heads=kv_heads)
+    case = Case("attention", {"q": _stored(q, fmt), "k": _stored(k, fmt), "v": v}, options)
     facts = {
         "recipe": recipe.family,
         "values": values.family,
@@ -149,6 +151,11 @@ def attention_input(
         "mask": f"{mask.kind}, hides {mask.hides}, over {mask.over}" if "attn_mask" in options and mask else "",
     }
     return Input(case, facts | extras.facts() | (features or {}))
+
+
+def _stored(x: Float64Array, fmt: Format) -> NDArray[np.generic]:
+    """x in the format; in 8 bits, whose range ends below some planted scores, what is too large becomes the largest."""
+    return fmt.store(x, saturate=fmt.name in EIGHT_BITS)
 
 
 ALL_FAMILIES, ALL_KINDS = tuple(FAMILIES), KINDS

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import targets
-from oracle.formats import STORAGE
+from oracle.formats import INPUTS
 from properties.record import Record
 
 
@@ -75,9 +75,9 @@ def _waiver(path: Path, target: str, key: str, entry: Any) -> Waiver:
         if not value or fits is False or (fits is None and not isinstance(value, str)):
             kind = "a list of names" if name in _NAMES else "a text"
             raise BadWaiver(f"{path}: {key} needs {name}, {kind}")
-    unknown = [d for d in entry["dtypes"] if d not in STORAGE]
+    unknown = [d for d in entry["dtypes"] if d not in INPUTS]
     if unknown:
-        raise BadWaiver(f"{path}: {key} names an unknown dtype {unknown[0]!r}; known: {', '.join(STORAGE)}")
+        raise BadWaiver(f"{path}: {key} names an unknown dtype {unknown[0]!r}; known: {', '.join(INPUTS)}")
     return Waiver(
         target=target,
         key=key,

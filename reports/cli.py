@@ -62,7 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     add("targets", nargs="*", metavar="TARGET", help=what)
     add("--target", action="append", default=[], dest="more", metavar="TARGET", help="the same, as an option")
     add("--op", help="op of a target whose parameters do not say")
-    add("--dtype", action="append", default=[], help="fp64, fp32, fp16 or bf16; repeatable (default: the target's)")
+    add(
+        "--dtype",
+        action="append",
+        default=[],
+        help="fp64, fp32, fp16, bf16, e4m3 or e5m2; repeatable (default: the target's)",
+    )
     add("--device", default="cpu", help="cpu, cuda or cuda:N")
     add("--contract", help="hold the targets to this preset")
     add("--convention", action="append", default=[], metavar="NAME=VALUE", help="state a convention; repeatable")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from oracle.bounds.presets import PRESETS
 from oracle.case import load_case
-from oracle.formats import STORAGE, format_of
+from oracle.formats import INPUTS as DTYPES
+from oracle.formats import format_of, input_formats
 from properties.property import properties_for
 from properties.waivers import waivers_of
 from reports.terminal import property_order
@@ -25,8 +26,8 @@ class WrongUse(ValueError):
 def check(options: argparse.Namespace) -> list[Target]:
     """The targets that are asked for (none: all built-in). WrongUse, in one line, for anything that cannot be done."""
     for dtype in options.dtype:
-        if dtype not in STORAGE:
-            raise WrongUse(f"unknown dtype {dtype!r}; known: {', '.join(STORAGE)}")
+        if dtype not in DTYPES:
+            raise WrongUse(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if options.op is not None and options.op not in INPUTS:
         raise WrongUse(f"unknown op {options.op!r}; known: {', '.join(INPUTS)}")
     if options.timeout <= 0 or not math.isfinite(options.timeout):
@@ -81,6 +82,8 @@ def _cuda_devices() -> int:
 def _check_dtypes(options: argparse.Namespace, found: list[Target]) -> None:
     """Each dtype asked for must be one that some target may take; what only others take is reported as untested."""
     for dtype in options.dtype if found else ():
+        if all(dtype not in input_formats(t.op) for t in found):
+            raise WrongUse(f"{', '.join(dict.fromkeys(t.op for t in found))} takes no {dtype} inputs here")
         if all("dtypes" in t.stated and dtype not in t.dtypes for t in found):
             known = ", ".join(dict.fromkeys(d for t in found for d in t.dtypes))
             raise WrongUse(f"{', '.join(t.name for t in found)} declares no {dtype}; it takes {known}")
@@ -131,7 +134,9 @@ def left_out(options: argparse.Namespace, found: list[Target]) -> Iterator[tuple
                 yield builtin.name, reason
     for target in found:
         for dtype in options.dtype:
-            if "dtypes" in target.stated and dtype not in target.dtypes:
+            if dtype not in input_formats(target.op):
+                yield target.name, f"{target.op} takes no {dtype} inputs here"
+            elif "dtypes" in target.stated and dtype not in target.dtypes:
                 yield target.name, f"takes {', '.join(target.dtypes)}, not {dtype}"
 
 

@@ -276,6 +276,8 @@ def _required_default(op: str, name: str, case: Case) -> Any:
         return 1.0 / float(np.sqrt(width))
     if name == "rotary_dim":
         return case.arrays[INPUTS[op][0]].shape[-1]
+    if name.endswith("_descale"):
+        return np.ones((case.arrays["k"].shape[0], case.arrays["k"].shape[1]), dtype=np.float32)
     usual = {"base": 10000.0, "layout": "half", "dropout_p": 0.0, "seed": 0, "training": False, "num_splits": 1}
     return usual.get(name)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oracle.formats import input_formats
 from targets.base import Target
 from targets.signature import INPUTS, OPTIONS
 
@@ -49,10 +50,14 @@ def gradient_of(target: Target) -> Target | None:
         return None
     # It is called with canonical names: what the function itself calls them is known inside.
     names = [*INPUTS[op], *(n for n in target.parameters if n in OPTIONS[op])]
+    dtypes = tuple(d for d in target.dtypes if d in input_formats(op))
+    if not dtypes:
+        return None
     return replace(
         target,
         name=target.name + SUFFIX,
         op=op,
+        dtypes=dtypes,
         function=_differentiated(target, _KINDS[op]),
         parameters={n: n for n in names},
         required=frozenset(INPUTS[op]) | (target.required & OPTIONS[op]),

@@ -17,7 +17,7 @@ from oracle.bounds.contract import (
     row_sum_error,
 )
 from oracle.bounds.presets import declared_forms
-from oracle.formats import FORMATS, STORAGE
+from oracle.formats import FORMATS, input_formats
 from targets.conventions import wrong_convention
 from targets.frameworks import FRAMEWORKS
 from targets.signature import INPUTS
@@ -58,7 +58,8 @@ def problems(meta: Any, op: str) -> list[str]:
     found = [f"unknown metadata key {key!r}; known: {', '.join(METADATA)}" for key in meta if key not in METADATA]
     if meta.get("op", op) not in tuple(INPUTS):
         found.append(f"unknown op {meta['op']!r}; known: {', '.join(INPUTS)}")
-    for key, known in (("dtypes", tuple(STORAGE)), ("devices", DEVICES)):
+    known_op = meta.get("op", op) in tuple(INPUTS)
+    for key, known in (("dtypes", input_formats(meta.get("op", op) if known_op else op)), ("devices", DEVICES)):
         found += _wrong_names(key, meta.get(key, known), known)
     if meta.get("framework", "torch") not in FRAMEWORKS:
         found.append(f"unknown framework {meta['framework']!r}; known: {', '.join(FRAMEWORKS)}")

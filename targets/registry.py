@@ -52,6 +52,7 @@ BUILTINS: tuple[Builtin, ...] = (
     Builtin("sdpa_cudnn", "targets.sdpa:cudnn", "third_party"),
     Builtin("eager_attention", "targets.eager:attention"),
     Builtin("eager_attention_fp32", "targets.eager:attention_fp32"),
+    Builtin("eager_fp8", "targets.eager_fp8:attention"),
     Builtin("flex_attention", "targets.flex:unfused", "third_party"),
     Builtin(
         "flex_attention_compiled",

@@ -18,6 +18,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "window_size": ("window",),
     "softcap": ("logits_soft_cap",),
     "sinks": ("sink", "s_aux"),
+    "q_descale": ("descale_q",),
+    "k_descale": ("descale_k",),
+    "v_descale": ("descale_v",),
     "block_table": ("block_tables", "page_table"),
     "y": ("output",),
     "dy": ("grad_output", "grad"),
@@ -68,7 +71,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 }
 _ATTENTION = frozenset({"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks"})
 OPTIONS: dict[str, frozenset[str]] = {
-    "attention": _ATTENTION | {"return_lse"},
+    "attention": _ATTENTION | {"return_lse", "q_descale", "k_descale", "v_descale"},
     "attention_backward": _ATTENTION,
     "attention_varlen": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
     "attention_paged": (_ATTENTION - {"attn_mask"}) | {"return_lse"},

@@ -10,7 +10,7 @@ from math import exp, isfinite, log
 from typing import Any
 
 from oracle.bounds.contract import ENGINES, EXPONENTS, Contract, UnknownContract, resolved
-from oracle.formats import Format, format_named
+from oracle.formats import EIGHT_BITS, Format, format_named
 
 _LAG = 8 * log(2.0)
 _ATTENTION: dict[str, tuple[Contract, ...]] = {
@@ -142,6 +142,8 @@ _LADDERS = {
         "fp64": ("fp64",),
         "fp32": ("fp32", "sdpa_math", "tf32"),
         "16": ("fp32", "flash", "sdpa_math", "eager"),
+        # Separate calls in eight bits do not exist.
+        "8": ("fp32", "flash"),
     },
     "softmax": {"fp64": ("fp64",), "fp32": ("fp32",), "16": ("fp32", "input")},
     "rope": {
@@ -179,6 +181,8 @@ def default_preset(op: str, input_format: str) -> str:
 def ladder(op: str, input_format: str) -> tuple[str, ...]:
     """Presets for inputs of this format, strictest first."""
     steps = _LADDERS[_FAMILY.get(op, op)]
+    if input_format in EIGHT_BITS:
+        return steps["8"]
     return steps[input_format if input_format in steps else "16"]
 
 
@@ -195,6 +199,10 @@ def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format:
 
     ``declared`` is None (the default preset), a preset name, or a dict of fields with an optional ``preset``.
     """
+    if input_format in EIGHT_BITS:
+        # What attention in eight bits gives is wider than what it takes.
+        given = {"preset": declared} if isinstance(declared, str) else declared or {}
+        declared = {"output": "bf16", **given}
     if declared is None:
         return preset_forms(op, default_preset(op, input_format))
     if isinstance(declared, str):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 ALL = ("fp64", "fp32", "fp16", "bf16")
+EIGHT_BITS = ("e4m3", "e5m2")
 UP_TO_32_BITS = ("fp32", "fp16", "bf16")
 
 
@@ -60,6 +61,10 @@ HONEST: tuple[Honest, ...] = (
     _other("dropout", "attention", "dropout:attention", "dropout of the normalised weights, in one sweep"),
     _other("varlen", "attention_varlen", "layouts:attention_varlen", "one packed sequence after the other", dtypes=ALL),
     _other("paged", "attention_paged", "layouts:attention_paged", "pages gathered for each sequence", dtypes=ALL),
+    _other("fp8", "attention", "fp8:attention", "8 bits, P in e4m3 times 256", dtypes=EIGHT_BITS),
+    _other("fp8_unscaled", "attention", "fp8:unscaled", "8 bits, P in e4m3 unscaled, declared", dtypes=EIGHT_BITS),
+    _other("fp8_normalised", "attention", "fp8:normalised", "8 bits, P normalised before its cast", dtypes=EIGHT_BITS),
+    _other("fp8_in_float32", "attention", "fp8:in_float32", "8-bit inputs, float32 throughout", dtypes=EIGHT_BITS),
     _other("mla_materialised", "mla", "mla:materialised", "keys and values built per head"),
     _other("mla_absorbed", "mla", "mla:absorbed", "projections moved to query and output"),
     _other("rope", "rope", "rope:rope", "float32 angles, both layouts", dtypes=ALL),

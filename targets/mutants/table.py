@@ -10,6 +10,7 @@ from dataclasses import dataclass
 UP_TO_32_BITS = ("fp32", "fp16", "bf16")
 SIXTEEN_BITS = ("fp16", "bf16")
 FP32 = ("fp32",)
+E4M3 = ("e4m3",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "backward_returns_no_sink_gradient", "P17", "the sinks' gradient is not returned", "ISEEKYAN/Megatron-LM#205"
     ),
     _backward("backward_accumulates_across_calls", "P15", "dQ is added to an earlier call's"),
+    # Eight bits: factors of storage, weights that its range does not hold.
+    _attention("fp8_weights_unscaled", "P27", "P is cast unscaled, a factor of 256 is declared", dtypes=E4M3),
+    _attention("fp8_normalised_then_cast", "P5", "P is normalised, then cast unscaled", "ROCm/aiter#5642", dtypes=E4M3),
+    _attention("fp8_weights_saturate", "P9", "P saturates behind a lagging maximum, its sum does not",
+               "Dao-AILab/flash-attention#2713", dtypes=E4M3),
+    _attention("fp8_factors_of_head_zero", "P13", "all heads read the factors of the first",
+               "sgl-project/sgl-kernel-xpu#252", dtypes=E4M3),
+    _attention("fp8_factors_of_keys_dropped", "P17", "the factors of k and v are dropped where q has one",
+               "vllm-project/vllm#42580", dtypes=E4M3),
+    _attention("fp8_factors_by_sequence", "P13", "factors by KV head are averaged over the sequence",
+               "vllm-project/vllm#51363", dtypes=E4M3),
     # Range: scores, weights and sums that leave what a format or a shortcut can hold.
     _attention("finite_max_sentinel", "P9", "the running maximum starts at -50000",
                "flashinfer-ai/flashinfer#4450"),

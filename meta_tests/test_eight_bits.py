@@ -1,0 +1,148 @@
+"""Inputs in e4m3 and e5m2: which ops take them, what is drawn, what an output may be, what the diagnosis says."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oracle.bounds.presets import declared_forms, ladder
+from oracle.formats import EIGHT_BITS, FORMATS, STORAGE, input_formats
+from oracle.ops.table import ops
+from properties.attention_options import Extras, descales
+from properties.bench import PROFILES, Bench, bench_for
+from properties.diagnose import diagnose
+from properties.judging import within_bound
+from properties.plugin import chosen_dtypes
+from properties.property import properties_for
+from properties.recipes import Mask
+from properties.strategies import attention_input
+from properties.verdict import Verdict
+from reports.request import WrongUse, check, left_out
+from targets.base import target_from
+from targets.gradient import gradient_of
+from targets.registry import resolve
+
+Tensor = torch.Tensor
+OPTIONS: dict[str, Any] = {
+    "op": None, "targets": [], "more": [], "dtype": ["e4m3"], "device": "cpu", "timeout": 60.0, "workers": None,
+    "contract": None, "convention": [], "properties": [], "case": None,
+}  # fmt: skip
+
+
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, *, k_descale: Tensor | None = None, attn_mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention in float32, the result in bfloat16; nothing declared."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.float().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.float() @ k.mT * q.shape[-1] ** -0.5
+    if k_descale is not None:
+        scores = scores * k_descale.repeat_interleave(group, 1)[..., None, None]
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask.float()
+    if sinks is None:
+        return (torch.softmax(scores, -1).nan_to_num() @ v).bfloat16()
+    sink = sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
+    return (torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1] @ v).bfloat16()
+
+
+def bench(function: Any = plain, dtype: str = "e4m3", **more: Any) -> Bench:
+    return bench_for(target_from(function, spec="plain", op="attention"), dtype, profile=PROFILES["quick"], **more)
+
+
+def test_attention_alone_takes_them() -> None:
+    assert [op for op in ops() if set(EIGHT_BITS) <= set(input_formats(op))] == ["attention"]
+    assert all(set(STORAGE) <= set(input_formats(op)) for op in ops())
+    assert chosen_dtypes(resolve("seed_rope_torch"), ["e4m3", "fp16"]) == ("fp16",)
+    assert chosen_dtypes(resolve("eager_fp8"), []) == EIGHT_BITS
+    undeclared = target_from(plain, spec="plain", op="attention")
+    assert chosen_dtypes(undeclared, []) == ("fp32", "fp16", "bf16")
+    assert chosen_dtypes(undeclared, ["e5m2"]) == ("e5m2",)
+
+
+def test_what_takes_none_is_said() -> None:
+    with pytest.raises(WrongUse, match="rope, rope_backward takes no e4m3 inputs here"):
+        check(argparse.Namespace(**OPTIONS | {"targets": ["triton_rope"]}))
+    with pytest.raises(WrongUse, match="unknown dtype 'e3m4'; known: fp64, fp32, fp16, bf16, e4m3, e5m2"):
+        check(argparse.Namespace(**OPTIONS | {"dtype": ["e3m4"]}))
+    request = argparse.Namespace(**OPTIONS | {"targets": ["triton_rope", "eager_fp8"]})
+    reasons = dict(left_out(request, check(request)))
+    assert reasons["triton_rope"] == "rope takes no e4m3 inputs here"
+    assert "eager_fp8" not in reasons
+
+
+def test_their_gradients_are_not_asked_for() -> None:
+    target = resolve("eager_fp8")
+    assert gradient_of(replace(target, gradients=True)) is None
+    both = gradient_of(replace(target, gradients=True, dtypes=("bf16", "e4m3")))
+    assert both is not None
+    assert both.dtypes == ("bf16",)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_the_output_is_wider_unless_declared(dtype: str) -> None:
+    for declared, output in ((None, "bf16"), ("fp32", "bf16"), ({"output": "fp16"}, "fp16"), ({}, "bf16")):
+        forms = declared_forms("attention", declared, dtype)  # type: ignore[arg-type]
+        assert {form.output for form in forms} == {output}
+    assert {form.output for form in declared_forms("attention", None, "bf16")} == {None}
+    assert ladder("attention", dtype) == ("fp32", "flash")
+    one = attention_input(bench(dtype=dtype), sq=2, sk=5)
+    assert within_bound(bench(dtype=dtype), one).verdict is Verdict.PASS
+
+    def widened(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain(q, k, v).float()
+
+    judged = within_bound(bench(widened, dtype), one)
+    assert judged.verdict is Verdict.FAIL
+    assert "expected bfloat16; the contract's `output` says which" in judged.detail
+    assert within_bound(bench(widened, dtype, contract={"output": "fp32"}), one).verdict is Verdict.PASS
+
+
+def test_masks_and_sinks_are_in_the_outputs_format() -> None:
+    given = attention_input(bench(), kv_heads=2, sq=3, sk=9, mask=Mask("additive"), extras=Extras(sink=1.0))
+    assert given.case.options["attn_mask"].dtype == given.case.options["sinks"].dtype == FORMATS["bf16"].dtype
+    assert within_bound(bench(), given).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_no_edge_leaves_the_format(dtype: str) -> None:
+    """What is too large for it is stored as its largest number, not as NaN."""
+    seen = 0
+    for row in properties_for("attention"):
+        for given in row.edges(bench(dtype=dtype)):
+            case = given.case
+            for name in "qkv":
+                assert case.arrays[name].dtype == FORMATS[dtype].dtype
+                assert np.isfinite(case.arrays[name].astype(np.float64)).all(), (row.id, given.features)
+            seen += 1
+    assert seen > 100
+
+
+def test_factors_differ_by_head_and_sequence() -> None:
+    found = descales(2, 3, each=True)
+    for values in found.values():
+        assert values.shape == (2, 3)
+        assert len(np.unique(values)) == 6
+    assert all(len(np.unique(values)) == 1 for values in descales(2, 3, each=False).values())
+    products = found["q_descale"] * found["k_descale"]
+    assert not np.isin(products, 1.0).any(), "dropping both would not be seen"
+
+
+@pytest.mark.parametrize(("mutant", "says"), [
+    ("fp8_factors_of_head_zero", "all heads used the factors of head 0"),
+    ("fp8_factors_of_keys_dropped", "the factors of k and v were ignored"),
+])  # fmt: skip
+def test_a_defect_of_the_factors_is_named(mutant: str, says: str) -> None:
+    held = bench_for(resolve(f"targets.mutants.{mutant}:attention"), "e4m3", profile=PROFILES["quick"])
+    given = attention_input(held, batch=2, kv_heads=2, sq=4, sk=21, extras=Extras(descale="heads"))
+    assert diagnose(held, given.case, seconds=60.0) == f"as if {says}"
+    honest = bench_for(resolve("eager_fp8"), "e4m3", profile=PROFILES["quick"])
+    assert diagnose(honest, given.case, seconds=60.0) == ""
