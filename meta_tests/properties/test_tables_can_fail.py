@@ -268,6 +268,7 @@ WRONG: dict[tuple[str, str, str | None], tuple[Kernel | str, str]] = {
     ("mla", "P25", None): (mla_kernel(weights=uneven), "bf16"),
     ("mla", "P26", None): (MUTANTS + "mla_absorbed_value_heads_reversed:mla", "fp32"),
     ("mla", "P28", None): (mla_kernel(total=close_reciprocal), "fp32"),
+    ("mla", "G3", None): (MUTANTS + "mla_output_truncated:mla", "bf16"),
 }
 HONEST: dict[str, Kernel] = {
     **{op: rows_kernel(op) for op in SOFTMAX_OPS},
