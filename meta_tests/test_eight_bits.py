@@ -24,7 +24,9 @@ from properties.strategies import attention_input
 from properties.verdict import Verdict
 from reports.request import WrongUse, check, left_out
 from targets.base import target_from
+from targets.conformance import check_target
 from targets.gradient import gradient_of
+from targets.probes import probe
 from targets.registry import resolve
 
 Tensor = torch.Tensor
@@ -104,6 +106,38 @@ def test_the_output_is_wider_unless_declared(dtype: str) -> None:
     assert judged.verdict is Verdict.FAIL
     assert "expected bfloat16; the contract's `output` says which" in judged.detail
     assert within_bound(bench(widened, dtype, contract={"output": "fp32"}), one).verdict is Verdict.PASS
+
+
+def test_a_probe_and_the_conformance_check_know_them() -> None:
+    def with_options(
+        q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, sinks: Tensor | None = None,
+        softcap: float | None = None, return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        """Everything is added to scores of its own dtype, which no float8 tensor can be."""
+        scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if attn_mask is not None:
+            scores = (
+                (scores.bfloat16() + attn_mask).float()
+                if attn_mask.dtype != torch.bool
+                else (scores.masked_fill(~attn_mask, -torch.inf))
+            )
+        whole = scores
+        if sinks is not None:
+            sink = (sinks + torch.zeros(1, dtype=torch.bfloat16)).float()[:, None, None]
+            whole = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], -1)
+        out = (torch.softmax(whole, -1)[..., : k.shape[2]] @ v.float()).bfloat16()
+        return (out, torch.logsumexp(whole, -1)) if return_lse else out
+
+    with_options.__attn_oracle__ = {"dtypes": ("e4m3",)}  # type: ignore[attr-defined]
+    target = target_from(with_options, spec="options", op="attention")
+    found = probe(target, "e4m3")
+    assert found["softcap_order"] == "before_mask"
+    assert found["lse_sink"] == "included"
+    assert check_target(with_options, op="attention") == []
+    with_options.__attn_oracle__["contract"] = {"output": "fp16"}  # type: ignore[attr-defined]
+    assert check_target(with_options, op="attention") == ["e4m3: out has dtype bfloat16, expected float16"]
 
 
 def test_masks_and_sinks_are_in_the_outputs_format() -> None:

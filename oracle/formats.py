@@ -163,6 +163,11 @@ def input_formats(op: str) -> tuple[str, ...]:
     return INPUTS if op == "attention" else STORAGE
 
 
+def beside(inputs: str) -> Format:
+    """The format of additive masks and sinks beside inputs of this one: the same; bf16 beside eight bits."""
+    return BF16 if inputs in EIGHT_BITS else format_named(inputs)
+
+
 def format_named(name: str) -> Format:
     """The format called ``name``; ValueError lists the known ones."""
     if name not in FORMATS:

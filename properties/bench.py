@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from oracle.bounds.contract import Contract
+from oracle.bounds.contract import Contract, resolved
 from oracle.bounds.presets import declared_forms, ladder
 from oracle.case import Case
 from oracle.enclosure import Rows
-from oracle.formats import EIGHT_BITS, FORMATS, Format
+from oracle.formats import FORMATS, Format, beside
 from oracle.ops.table import op_named
 from targets.base import OPTIONS, Observed, Target, run
 
@@ -72,9 +72,13 @@ class Bench:
 
     @property
     def wide(self) -> Format:
-        """The format of additive masks, slopes and sinks: the inputs', or the output's if those have 8 bits."""
-        output = self.forms[0].output if self.forms else None
-        return FORMATS[output or "bf16"] if self.dtype in EIGHT_BITS else self.fmt
+        """The format of additive masks, slopes and sinks."""
+        return beside(self.dtype)
+
+    @property
+    def output(self) -> Format:
+        """The format that the contract gives outputs."""
+        return resolved(self.forms[0].output if self.forms else None, self.fmt)
 
     @property
     def op(self) -> str:

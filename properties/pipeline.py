@@ -20,7 +20,7 @@ from oracle.bounds.table import Bounded, bounds_of
 from oracle.case import Case
 from oracle.enclosure import PRECISIONS, Block, Enclosure, enclose, refine
 from oracle.error import Errors, measure, summarise
-from oracle.formats import EIGHT_BITS, FORMATS, Float64Array, format_of
+from oracle.formats import EIGHT_BITS, Float64Array, format_of
 from oracle.ops.table import op_named
 from properties.bench import Bench, sampled_rows
 from properties.empty_rows import empty_rows
@@ -69,8 +69,7 @@ def structure(bench: Bench, case: Case, observed: Observed) -> Judgement | None:
             return Judgement(
                 Verdict.FAIL, Basis.EXACT, f"{name} has shape {list(value.shape)}, expected {list(shapes[name])}"
             )
-    declared = bench.forms[0].output
-    expected = np.dtype((FORMATS[declared] if declared not in (None, "input") else bench.fmt).dtype)
+    expected = np.dtype(bench.output.dtype)
     for name in op.required_outputs(case):
         if name not in observed.outputs:
             return Judgement(Verdict.FAIL, Basis.EXACT, f"no {name} was returned")

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from oracle.bounds.contract import resolved
+from oracle.bounds.presets import declared_forms
 from oracle.formats import FORMATS
 from oracle.ops.table import op_named
 from targets.base import Target, target_from
@@ -62,10 +64,9 @@ def _wrong_call(target: Target, dtype: str, device: str) -> list[str]:
         for name, value in seen.outputs.items()
         if tuple(value.shape) != tuple(shapes[name])
     ]
-    expected = np.dtype(FORMATS[dtype].dtype)
-    declared = target.contract.get("output") if isinstance(target.contract, Mapping) else None
-    if declared not in (None, "input"):
-        expected = np.dtype(FORMATS[str(declared)].dtype)
+    contract = dict(target.contract) if isinstance(target.contract, Mapping) else target.contract
+    output = declared_forms(target.op, contract, dtype)[0].output
+    expected = np.dtype(resolved(output, FORMATS[dtype]).dtype)
     for name in op_named(target.op).required_outputs(case):
         if name in seen.outputs and seen.outputs[name].dtype != expected:
             wrong.append(f"{name} has dtype {seen.outputs[name].dtype}, expected {expected}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from oracle.case import Case
 from oracle.enclosure import enclose
-from oracle.formats import FORMATS
+from oracle.formats import beside
 from oracle.ops.attention_case import CHOICES
 from targets.base import Observed
 
@@ -36,7 +36,7 @@ def softcap_order(asked: Asked) -> str | None:
         return None
     answer = None
     if asked.has("attn_mask"):
-        mask = FORMATS[asked.dtype].store(np.array([[[[0.0, 3.0, -2.0]]]]))
+        mask = beside(asked.dtype).store(np.array([[[[0.0, 3.0, -2.0]]]]))
         answer = _only("softcap_order", asked, queries=1, softcap=1.0, attn_mask=mask)
     if answer is None and asked.has("alibi_slopes"):
         found = {
@@ -61,7 +61,7 @@ def alibi_bias(asked: Asked) -> str | None:
 def lse_sink(asked: Asked) -> str | None:
     if not asked.has("sinks"):
         return None
-    return _by_lse("lse_sink", asked, queries=1, sinks=FORMATS[asked.dtype].store(np.array([2.0])))
+    return _by_lse("lse_sink", asked, queries=1, sinks=beside(asked.dtype).store(np.array([2.0])))
 
 
 def alignment(asked: Asked) -> str | None:
