@@ -13,7 +13,7 @@ import torch
 from oracle.bounds.presets import declared_forms, ladder
 from oracle.formats import EIGHT_BITS, FORMATS, STORAGE, input_formats
 from oracle.ops.table import ops
-from properties.attention_options import Extras, descales
+from properties.attention_options import Extras, descales, held
 from properties.bench import PROFILES, Bench, bench_for
 from properties.diagnose import diagnose
 from properties.judging import within_bound
@@ -23,10 +23,10 @@ from properties.recipes import Mask
 from properties.strategies import attention_input
 from properties.verdict import Verdict
 from reports.request import WrongUse, check, left_out
-from targets.base import target_from
+from targets.base import run, target_from
 from targets.conformance import check_target
 from targets.gradient import gradient_of
-from targets.probes import probe
+from targets.probes import probe, tiny_case
 from targets.registry import resolve
 
 Tensor = torch.Tensor
@@ -140,7 +140,7 @@ def test_a_probe_and_the_conformance_check_know_them() -> None:
     assert check_target(with_options, op="attention") == ["e4m3: out has dtype bfloat16, expected float16"]
 
 
-def test_masks_and_sinks_are_in_the_outputs_format() -> None:
+def test_masks_and_sinks_are_in_bf16() -> None:
     given = attention_input(bench(), kv_heads=2, sq=3, sk=9, mask=Mask("additive"), extras=Extras(sink=1.0))
     assert given.case.options["attn_mask"].dtype == given.case.options["sinks"].dtype == FORMATS["bf16"].dtype
     assert within_bound(bench(), given).verdict is Verdict.PASS
@@ -183,3 +183,42 @@ def test_a_defect_of_the_factors_is_named(mutant: str, says: str) -> None:
     assert found == f"as if {says}" if says else found.startswith("wrong ")
     honest = bench_for(resolve("eager_fp8"), "e4m3", profile=PROFILES["quick"])
     assert diagnose(honest, given.case, seconds=60.0) == ""
+
+
+def test_a_factor_alone_is_asked_for_and_none_in_float64() -> None:
+    def of_values(q: Tensor, k: Tensor, v: Tensor, *, v_descale: Tensor | None = None) -> Tensor:
+        return plain(q, k, v)
+
+    assert held(bench(of_values)) == ["k_descale"]
+    assert any(
+        "v_descale" in g.case.options for row in properties_for("attention") for g in row.edges(bench(of_values))
+    )
+    assert held(bench(of_values, "fp64")) == []
+    kept = attention_input(bench(of_values, "fp64"), extras=Extras(descale="heads"))
+    assert "v_descale" not in kept.case.options
+
+
+def test_what_a_function_requires_is_given_where_its_gradient_is_asked_for() -> None:
+    def strict(q: Tensor, k: Tensor, v: Tensor, q_descale: Tensor, return_lse: bool) -> Tensor:
+        assert q_descale.shape == k.shape[:2]
+        assert return_lse is False
+        return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+    target = gradient_of(target_from(strict, spec="strict", op="attention"))
+    assert target is not None
+    case = tiny_case("attention_backward", "fp32")
+    seen = run(target, case)
+    assert seen.fault is None
+    assert set(seen.outputs) == {"dq", "dk", "dv"}
+
+
+@pytest.mark.parametrize("preset", ["flash", "fp32"])
+def test_a_declared_place_of_d_removes_no_form(preset: str) -> None:
+    every = declared_forms("attention_backward", preset, "bf16")
+    for delta in ("output", "weights"):
+        forms = declared_forms("attention_backward", {"preset": preset, "delta": delta}, "bf16")
+        assert {f.delta for f in forms} == {delta}
+        assert {(f.splits, f.lag, f.row_sum, f.dp_stored) for f in forms} == {
+            (f.splits, f.lag, f.row_sum, f.dp_stored) for f in every
+        }
+        assert {f.label.partition(", D from ")[2] for f in forms} <= {delta, ""}

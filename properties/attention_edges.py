@@ -38,9 +38,9 @@ def captured(bench: Bench) -> Iterator[Input]:
         heads = kv if strategies.refuses(bench, "grouped_heads") else heads
         rows = 64 if bench.target.interpreted else 256
         arrays = {
-            "q": bench.fmt.store(layer.q[None, :heads, :rows].astype(np.float64)),
-            "k": bench.fmt.store(layer.k[None, :kv, :rows].astype(np.float64)),
-            "v": bench.fmt.store(layer.v[None, :kv, :rows].astype(np.float64)),
+            "q": strategies.stored(layer.q[None, :heads, :rows].astype(np.float64), bench.fmt),
+            "k": strategies.stored(layer.k[None, :kv, :rows].astype(np.float64), bench.fmt),
+            "v": strategies.stored(layer.v[None, :kv, :rows].astype(np.float64), bench.fmt),
         }
         options = (
             {"is_causal": True, "causal_alignment": bench.conventions.get("causal_alignment", "top_left")}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from properties import strategies
-from properties.attention_options import Extras, held
+from properties.attention_options import Extras, held, takes
 from properties.bench import Bench, Input
 from properties.recipes import Logits, Mask, Recipe
 
@@ -141,7 +141,7 @@ def heads(bench: Bench) -> Iterator[Input]:
             ("alibi_slopes", Extras(alibi="sequences")),
             ("k_descale", Extras(descale="heads")),
         ):
-            if bench.has(name):
+            if takes(bench, name):
                 yield _made(bench, "by head", extras, batch=3, kv_heads=kv_heads, group=group, sq=3, sk=17)
 
 

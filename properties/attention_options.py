@@ -66,7 +66,12 @@ VALUES: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 def held(bench: Bench, names: Sequence[str] = NAMES) -> list[str]:
     """Those of ``names`` that the target has."""
-    return [name for name in names if bench.has(name)]
+    return [name for name in names if takes(bench, name)]
+
+
+def takes(bench: Bench, name: str) -> bool:
+    """Whether the target has the option; of factors any of the three, and not with inputs in float64 (inexact)."""
+    return any(map(bench.has, DESCALES)) and bench.dtype != "fp64" if name in DESCALES else bench.has(name)
 
 
 def drawn(draw: Draw, bench: Bench, names: Sequence[str], *, one: bool = False) -> Extras:
@@ -96,7 +101,7 @@ def option_values(bench: Bench, extras: Extras, *, batch: int, heads: int, kv_he
         options["alibi_slopes"] = slopes(bench.wide, heads, batch if extras.alibi == "sequences" else None)
     if extras.sink is not None and bench.has("sinks"):
         options["sinks"] = bench.wide.store(extras.sink + _unlike(heads) / 2)
-    if extras.descale:
+    if extras.descale and takes(bench, "k_descale"):
         given = descales(batch, kv_heads, each=extras.descale == "heads")
         options |= {name: factors for name, factors in given.items() if bench.has(name)}
     choices = {choice for name in options if name in CHOICES_OF for choice in CHOICES_OF[name]}
@@ -105,7 +110,7 @@ def option_values(bench: Bench, extras: Extras, *, batch: int, heads: int, kv_he
 
 def factors_by_head(case: Case) -> dict[str, NDArray[Any]]:
     """The case's factors of 8-bit storage that are [B, Hkv]."""
-    return {name: case.options[name] for name in DESCALES if np.ndim(case.options.get(name, 1.0))}
+    return {name: case.options[name] for name in DESCALES if isinstance(case.options.get(name), np.ndarray)}
 
 
 def descales(batch: int, kv_heads: int, *, each: bool) -> dict[str, NDArray[np.float32]]:

@@ -149,7 +149,8 @@ def partition_of_unity(bench: Bench, given: Input) -> Judgement:
     out = observe(bench, case)
     visible = visible_rows(case)
     v = case.arrays["v"].astype(np.float64)
-    v = v * np.asarray(case.options.get("v_descale", 1.0))[..., None, None]
+    if case.options.get("v_descale") is not None:
+        v = v * np.asarray(case.options["v_descale"], dtype=np.float64)[..., None, None]
     v = np.repeat(v, case.arrays["q"].shape[1] // v.shape[1], axis=1)
     seen = visible[..., None]
     # A sink is one more key, of value 0.

@@ -101,4 +101,4 @@ def _ratio(target: float, model: float) -> float:
 def _limit(name: str, bench: Bench) -> float:
     if name == "lse":
         return LSE
-    return WIDE if bench.dtype in ("fp32", "fp64") else NARROW
+    return WIDE if bench.output.name in ("fp32", "fp64") else NARROW

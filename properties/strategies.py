@@ -136,7 +136,7 @@ def attention_input(
     if mask is not None and bench.has("attn_mask"):
         options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), bench.wide)
     options |= option_values(bench, extras, batch=batch, heads=heads, kv_heads=kv_heads)
-    case = Case("attention", {"q": _stored(q, fmt), "k": _stored(k, fmt), "v": v}, options)
+    case = Case("attention", {"q": stored(q, fmt), "k": stored(k, fmt), "v": v}, options)
     facts = {
         "recipe": recipe.family,
         "values": values.family,
@@ -153,7 +153,7 @@ def attention_input(
     return Input(case, facts | extras.facts() | (features or {}))
 
 
-def _stored(x: Float64Array, fmt: Format) -> NDArray[np.generic]:
+def stored(x: Float64Array, fmt: Format) -> NDArray[np.generic]:
     """x in the format; in 8 bits, whose range ends below some planted scores, what is too large becomes the largest."""
     return fmt.store(x, saturate=fmt.name in EIGHT_BITS)
 

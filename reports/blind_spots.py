@@ -29,8 +29,8 @@ class Seen:
 
     @property
     def narrow(self) -> bool:
-        """Whether some dtype has 16 bits."""
-        return bool(self.dtypes & {"fp16", "bf16"})
+        """Whether some dtype has at most 16 bits."""
+        return bool(self.dtypes & {"fp16", "bf16", "e4m3", "e5m2"})
 
     @property
     def attends(self) -> bool:

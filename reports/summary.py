@@ -19,7 +19,7 @@ GRAVEST_FIRST = tuple(
     for name in ("FAIL", "ERROR", "STALE_WAIVER", "UNDECIDED", "WAIVED", "VACUOUS", "EXEMPT", "PASS", "UNSUPPORTED")
 )
 _GRAVITY = {v.value: i for i, v in enumerate(GRAVEST_FIRST)}
-DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
+DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "e4m3", "e5m2")
 CONTRACT = "contract"
 """The property name of the run-level records that say which form of its contract a target kept."""
 

@@ -25,6 +25,8 @@ from targets.signature import EXTRAS, INPUTS, OPTIONS, OUTPUTS, BadTarget, read
 
 __all__ = ["INPUTS", "OPTIONS", "OUTPUTS", "BadTarget", "Observed", "Session", "Target", "run", "target_from"]
 
+USUAL = {"base": 10000.0, "layout": "half", "dropout_p": 0.0, "seed": 0, "training": False, "num_splits": 1}
+"""What a required parameter gets that a case does not set."""
 # Names of options that fix what a case means without being passed to the function.
 CONVENTION_OPTIONS = frozenset(CHOICES)
 # Calls that died or did not end, after which a target is not called again.
@@ -278,8 +280,7 @@ def _required_default(op: str, name: str, case: Case) -> Any:
         return case.arrays[INPUTS[op][0]].shape[-1]
     if name.endswith("_descale"):
         return np.ones((case.arrays["k"].shape[0], case.arrays["k"].shape[1]), dtype=np.float32)
-    usual = {"base": 10000.0, "layout": "half", "dropout_p": 0.0, "seed": 0, "training": False, "num_splits": 1}
-    return usual.get(name)
+    return USUAL.get(name)
 
 
 def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str, NDArray[Any]]:

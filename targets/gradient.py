@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oracle.formats import input_formats
-from targets.base import Target
+from oracle.ops.attention_case import DESCALES
+from targets.base import USUAL, Target
 from targets.signature import INPUTS, OPTIONS
 
 BACKWARD = {"attention": "attention_backward", "rope": "rope_backward", "mla": "mla_backward"}
@@ -83,6 +84,7 @@ def _differentiated(target: Target, kind: _Kind) -> Callable[..., dict[str, Any]
     def gradient(**given: Any) -> dict[str, Any]:
         import torch
 
+        given |= _unasked(target, given)
         cotangent = given.pop(kind.cotangent)
         if kind.linear:
             given |= {n: torch.zeros_like(cotangent) for n in kind.inputs}
@@ -103,6 +105,17 @@ def _differentiated(target: Target, kind: _Kind) -> Callable[..., dict[str, Any]
         return dict(zip(leaves, found, strict=True))
 
     return gradient
+
+
+def _unasked(target: Target, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the function requires, and the op of its gradient does not know: no LSE, factors of 1, no dropout."""
+    names = [n for n in target.required if n not in given and n not in INPUTS[target.op]]
+    return {n: _ones(given) if n in DESCALES else USUAL.get(n, False) for n in names}
+
+
+def _ones(given: Mapping[str, Any]) -> Any:
+    """[B, Hkv] float32."""
+    return given["k"].new_ones(given["k"].shape[:2]).float()
 
 
 def _leaf(given: dict[str, Any], name: str) -> Any:

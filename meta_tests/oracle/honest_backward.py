@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.formats import Format
+from oracle.formats import FORMATS, Format
 
 Array = NDArray[Any]
 LOG2_E = np.float32(1.4426950408889634)
@@ -32,7 +32,8 @@ class Backward:
     whether P is recomputed as exp2(S log2 e - L log2 e). delta, stores, dp_stored: as in the contract. cast: P and dS
     meet the products in the input format. order: of every sum. scale_last: the scale multiplies dQ, dK instead of dS.
     eager: every intermediate is stored in the input format. high: exp errs upwards at its limit. tile: of keys and
-    queries. rounded_sum, lag: of the forward pass.
+    queries. rounded_sum, lag: of the forward pass. tf32: operands of products are cut to it. flush: subnormal numbers
+    are zero in every product, sum and result.
     """
 
     contract: dict[str, Any] = field(default_factory=dict)
@@ -52,6 +53,17 @@ class Backward:
     rounded_sum: bool = False
     sqrt_scale: bool = False
     parts_stored: bool = True
+    tf32: bool = False
+    flush: bool = False
+
+    def operand(self, x: Array) -> Array:
+        """x as it meets a product."""
+        if self.tf32:
+            x = FORMATS["tf32"].round(x.astype(np.float64)).astype(x.dtype)
+        return self.flushed(x)
+
+    def flushed(self, x: Array) -> Array:
+        return np.where(np.abs(x) < np.finfo(x.dtype).tiny, x.dtype.type(0), x) if self.flush else x
 
 
 KERNELS: dict[str, Backward] = {
@@ -72,6 +84,9 @@ KERNELS: dict[str, Backward] = {
     "sqrt scale": Backward({"preset": "sdpa_math"}, delta="weights", saved="weights", sqrt_scale=True),
     "eager": Backward({"preset": "eager"}, delta="weights", saved="weights", eager=True, stores=2, dp_stored=True),
     "fp64": Backward({"preset": "fp64"}, ("fp64",)),
+    "tf32": Backward({"preset": "tf32"}, ("fp32",), tf32=True),
+    "flushed": Backward({"preset": "fp32", "flush": True}, ("fp32",), flush=True),
+    "flushed, scale first": Backward({"preset": "fp32", "flush": True}, ("fp32",), flush=True, scale_last=False),
 }  # fmt: skip
 
 
@@ -136,11 +151,12 @@ class _Run:
             return parts[0]
         total = parts[0]
         for part in parts[1:]:
-            total = total + part
+            total = self.kernel.flushed(total + part)
         return total
 
     def dot(self, a: Array, b: Array) -> Array:
-        return self.sum(a[:, :, None] * b[None], 1)
+        a, b = self.kernel.operand(a), self.kernel.operand(b)
+        return self.sum(self.kernel.flushed(a[:, :, None] * b[None]), 1)
 
     def power(self, x: Array) -> Array:
         y = np.exp2(x) if self.kernel.exp2 else np.exp(x)
@@ -207,7 +223,7 @@ class _Run:
         delta = self.sum(p * dp, 1)[:, None]
         if kernel.delta == "output":
             delta = self.sum(do * out, 1)[:, None] if self.delta_of is None else self.delta_of(out)
-        ds = p * (dp - delta)
+        ds = kernel.flushed(p * kernel.flushed(dp - delta))
         dbias = ds
         for _ in range(kernel.stores if kernel.eager else 0):
             dbias = self.low(dbias)
@@ -220,9 +236,9 @@ class _Run:
             dq, dk = self.dot(dx, k * root) * root, self.dot(dx.T, q * root) * root
         elif kernel.scale_last and not kernel.eager:
             dx = self.low(dx) if kernel.stores else dx
-            dq, dk = self.dot(dx, k) * factor, self.dot(dx.T, q) * factor
+            dq, dk = (kernel.flushed(self.dot(*pair) * factor) for pair in ((dx, k), (dx.T, q)))
         else:
-            dx = dx * factor
+            dx = kernel.flushed(dx * factor)
             dx = self.low(dx) if kernel.stores else dx
             dq, dk = self.dot(dx, k), self.dot(dx.T, q)
         none = np.zeros((1, 1), real)

@@ -49,14 +49,14 @@ def bounds(
                 case gradients.DQ:
                     found = {"dq": _dq(parts, form)}
                 case gradients.DKV:
-                    found = {"dk": _dk(parts, form, block.rows), "dv": _dv(parts, form, block.rows)}
+                    found = {n: _shared(parts, form, n, block.rows, formats.get(n, fmt)) for n in ("dk", "dv")}
                 case gradients.DBIAS:
                     found = {"dbias": _dbias(case, parts, block.rows)}
                 case _:
                     found = {"dsinks": _dsinks(case, parts, block.rows)}
             made.append(
                 {
-                    name: _settled(block.part(name), sums, parts[0][1].constants, formats.get(name, fmt), parts)
+                    name: _scaled(block.part(name), sums, form, formats.get(name, fmt), parts)
                     for name, sums in found.items()
                     if name in formats or not formats
                 }
@@ -209,8 +209,9 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErro
         e_t = allowed.eps[:, :n] / x.softcap + 2 * c.u
         s_x = s * high + (x.ds + s) * (2 * t * e_t + e_t**2 + 3 * c.u)
     rounding = np.expm1(max(stores, 1) * np.log1p(unit))
-    # Where the scale joins before dS is stored, what is lost next to zero is lost of scaled numbers.
-    s_x = s_x + rounding * (x.dx + s_x) + stores * lost * max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
+    # Where the scale joins before dS is stored, or flushed, what is lost next to zero is lost of scaled numbers.
+    near = stores * lost + (c.w if form.flush else 0.0)
+    s_x = s_x + rounding * (x.dx + s_x) + near * max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
     s = s + rounding * (x.ds + s) + stores * lost
     sink = None
     if e_sink is not None and x.sink is not None:
@@ -273,9 +274,10 @@ def times(a: Float64Array, b: Float64Array) -> Float64Array:
     return np.asarray(np.where(np.isnan(product), np.inf, product) * (1 + 2.0**-52 * (a.shape[1] + 2)))
 
 
-def _shared(parts: Parts, form: Contract, pick: str, rows: Rows) -> Float64Array:
+def _shared(parts: Parts, form: Contract, pick: str, rows: Rows, fmt: Format) -> Sums:
     """Sum over the group of one KV head, [keys, d] at ``rows``: parts may be stored in the output's format first."""
     total, sizes = np.zeros(1), np.zeros(1)
+    broken: NDArray[np.bool_] = _any_broken(parts)
     terms = len(parts) * parts[0][0].p.shape[0]
     for x, f in parts:
         c = f.constants
@@ -287,17 +289,10 @@ def _shared(parts: Parts, form: Contract, pick: str, rows: Rows) -> Float64Array
             b = product_error(f.cast.T[rows], x.p.T[rows], x.do, c.u_v, chain, c) + terms * c.w_acc
             size = times(x.p.T[rows], x.do)
         if len(parts) > 1:
+            broken = broken | (size + b >= fmt.overflow_threshold)
             b = b + c.u_o * (size + b) + c.omega_o
         total, sizes = total + b, sizes + size
-    return np.asarray(total + parts[0][1].constants.g(len(parts)) * (sizes + total))
-
-
-def _dk(parts: Parts, form: Contract, rows: Rows) -> Sums:
-    return _shared(parts, form, "dk", rows), _any_broken(parts)
-
-
-def _dv(parts: Parts, form: Contract, rows: Rows) -> Sums:
-    return _shared(parts, form, "dv", rows), _any_broken(parts)
+    return np.asarray(total + parts[0][1].constants.g(len(parts)) * (sizes + total)), broken
 
 
 def _any_broken(parts: Parts) -> NDArray[np.bool_]:
@@ -333,13 +328,27 @@ def _dsinks(case: Case, parts: Parts, rows: Rows) -> Sums:
     return np.array(found), _any_broken(parts)
 
 
-def _settled(exact: Enclosure, sums: Sums, c: Constants, fmt: Format, parts: Parts) -> Bounded:
+def _scaled(exact: Enclosure, sums: Sums, form: Contract, fmt: Format, parts: Parts) -> Bounded:
     """The bound with the scale's and the output's roundings."""
-    b, broken = sums
+    c, (b, broken) = parts[0][1].constants, sums
+    b = b + SCALE_ROUNDINGS * (c.u * (exact.upper_abs() + b) + (c.w if form.flush else 0.0))
+    return settled(exact, b, broken, form, c, fmt, terms=parts[0][0].p.size)
+
+
+def settled(
+    exact: Enclosure,
+    b: Float64Array,
+    broken: NDArray[np.bool_],
+    form: Contract,
+    c: Constants,
+    fmt: Format,
+    *,
+    terms: int = 0,
+) -> Bounded:
+    """The bound with the output's rounding; ``terms``: how many numbers the error was summed from in float64."""
     size = exact.upper_abs()
-    b = b + SCALE_ROUNDINGS * c.u * (size + b)
     unit, lost = max(c.u_o, fmt.unit_roundoff), max(c.omega_o, fmt.omega)
     if fmt.precision >= c.compute.precision:
-        unit, lost = c.u, c.compute.omega
-    bound = (b + unit * (size + b) + lost) * (1 + 2.0**-50 * (parts[0][0].p.size + 512))
+        unit, lost = c.u, c.w if form.flush else c.compute.omega
+    bound = (b + unit * (size + b) + lost) * (1 + 2.0**-50 * (max(b.size, terms) + 512))
     return Bounded(np.asarray(bound), np.asarray(broken | (size + bound >= fmt.overflow_threshold)))

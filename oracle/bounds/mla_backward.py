@@ -28,11 +28,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.bounds.attention_backward import settled
 from oracle.bounds.contract import Constants, Contract, constants
 from oracle.bounds.mla_backward_head import ExactHead, HeadErrors, Share, exact_head, head_errors
 from oracle.bounds.table import Bounded
 from oracle.case import Case
-from oracle.enclosure import Block, Enclosure
+from oracle.enclosure import Block
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops import mla_backward_case as gradients
 
@@ -75,8 +76,8 @@ def _sums(
     c, kind = constants(form, fmt), block.key[0]
     if kind == gradients.DQ:
         own = {"dq_nope": parts[0].dq_nope, "dq_pe": parts[0].dq_pe}
-        return {n: _settled(block.part(n), b, parts[0].broken, c, formats.get(n, fmt)) for n, b in own.items()}
-    everything = np.array([[any(part.broken.any() for part in parts)]])
+        return {n: settled(block.part(n), b, parts[0].broken, form, c, formats.get(n, fmt)) for n, b in own.items()}
+    everything = np.array([[any(part.spoiled for part in parts)]])
     if kind == gradients.DC:
         shares = {
             "dc_kv": [share for part in parts for share in _kept(part.dc_kv, form)],
@@ -86,10 +87,12 @@ def _sums(
         shares = {"dw_uk": [part.dw_uk for part in parts]}
     else:
         shares = {"dw_uv": [part.dw_uv for part in parts]}
-    return {
-        n: _settled(block.part(n), _added(of, c)[block.rows], everything, c, formats.get(n, fmt))
-        for n, of in shares.items()
-    }
+    made = {}
+    for n, of in shares.items():
+        target = formats.get(n, fmt)
+        error, too_large = _added(of, c, target)
+        made[n] = settled(block.part(n), error[block.rows], everything | too_large[block.rows], form, c, target)
+    return made
 
 
 def _kept(paths: tuple[Share, Share], form: Contract) -> Sequence[Share]:
@@ -97,18 +100,13 @@ def _kept(paths: tuple[Share, Share], form: Contract) -> Sequence[Share]:
     return paths if form.up is not None else (paths[0].plus(paths[1]),)
 
 
-def _added(shares: Sequence[Share], c: Constants) -> Float64Array:
-    """The error of a sum whose shares may be stored in the output's format first."""
+def _added(shares: Sequence[Share], c: Constants, fmt: Format) -> tuple[Float64Array, NDArray[np.bool_]]:
+    """The error of a sum whose shares may be stored in the output's format first, and where one may overflow."""
     several = len(shares) > 1
+    too_large = np.zeros(shares[0].size.shape, dtype=bool)
+    for x in shares if several else ():
+        too_large |= x.reach >= fmt.overflow_threshold
     total = sum(x.wrong + (c.u_o * (x.size + x.wrong) + c.omega_o if several else 0.0) for x in shares)
     sizes = sum(x.size for x in shares)
-    return np.asarray(total + c.g(2 * len(shares)) * (sizes + total))
-
-
-def _settled(exact: Enclosure, b: Float64Array, broken: NDArray[np.bool_], c: Constants, fmt: Format) -> Bounded:
-    size = exact.upper_abs()
-    unit, lost = max(c.u_o, fmt.unit_roundoff), max(c.omega_o, fmt.omega)
-    if fmt.precision >= c.compute.precision:
-        unit, lost = c.u, c.compute.omega
-    bound = (b + unit * (size + b) + lost) * (1 + 2.0**-50 * (b.size + 512))
-    return Bounded(np.asarray(bound), np.asarray(broken | (size + bound >= fmt.overflow_threshold)))
+    error = np.asarray(total + c.g(2 * len(shares)) * (sizes + total))
+    return error, too_large

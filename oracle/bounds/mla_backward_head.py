@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +56,9 @@ class ExactHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadErrors:
-    """One head under one form: errors of dq [r, d_h] and [r, d_r], shares of the sums, rows that may overflow [r, 1].
+    """One head under one form: errors of dq [r, d_h] and [r, d_r], shares of the sums, what may overflow.
 
-    dc_kv [n, d_c]: through the keys and through the values.
+    dc_kv [n, d_c]: through the keys and through the values. broken [r, 1]: rows of dq. spoiled: whether the sums are.
     """
 
     dq_nope: Float64Array
@@ -68,6 +68,7 @@ class HeadErrors:
     dw_uk: Share
     dw_uv: Share
     broken: NDArray[np.bool_]
+    spoiled: bool
 
 
 def exact_head(case: Case, key: tuple[int, int], rows: Rows) -> ExactHead:
@@ -95,7 +96,7 @@ def exact_head(case: Case, key: tuple[int, int], rows: Rows) -> ExactHead:
 class _Operands:
     """The attention that an order reduces to: q [r, d], k [n, d], v [n, e], dO [r, e], O or z, how that is stored.
 
-    lost: rows [r] whose computed operands, or some visible key's, may overflow.
+    lost: rows [r] whose computed operands, or some key's, may overflow.
     """
 
     q: Computed
@@ -116,7 +117,9 @@ def _operands(e: ExactHead, form: Contract, c: Constants, fmt: Format) -> _Opera
         lost = computed.too_large(k_nope, up, c) | computed.too_large(v, up, c)
         heads = computed.store_of("input", fmt, form, c)
         q, k = computed.exact(x.q_nope).beside(q_pe), k_nope.beside(k_pe)
-        return _Operands(q, k, v, do, e.ahead.part("out"), heads, np.asarray((x.visible & lost).any(axis=1)))
+        # Of a key that a row does not see, too: 0 times infinity reaches every row.
+        lost = np.full(len(x.q_nope), bool(lost.any()))
+        return _Operands(q, k, v, do, e.ahead.part("out"), heads, lost)
     latent = computed.store_of(form.latent, fmt, form, c)
     q_latent = computed.projected(computed.exact(x.q_nope), x.w_uk.T, form, c, up)
     dz = computed.projected(do, x.w_uv.T, form, c, latent)
@@ -130,14 +133,15 @@ def head_errors(case: Case, e: ExactHead, form: Contract, fmt: Format) -> HeadEr
     alpha = abs(mla_case.scale_float(case)) * (1 + 2.0**-50)
     f, made = _inner(e, o, alpha, form, c, fmt)
     batch, heads = case.arrays["q_nope"].shape[:2]
-    shared = heads if form.form == "absorbed" else 1
-    dq, dk, dv = _attention_gradients(e, o, f, alpha, form, c, shared)
+    dq, dk, dv = _attention_gradients(e, o, f, alpha, form, c, heads)
     up = computed.store_of(form.up, fmt, form, c)
     d_h, d_c = x.w_uk.shape
     broken = f.broken | o.lost[:, None]
+    spoiled = bool(broken.any())
     if form.form == "materialised":
         dk_own, dv = _stored(dk.columns(0, d_h), up), _stored(dv, up)
         terms = heads * (d_h + len(x.w_uv))
+        spoiled |= bool((dk.reach >= up.limit).any() or (dv.reach >= up.limit).any())
         return HeadErrors(
             dq.wrong[:, :d_h],
             dq.wrong[:, d_h:],
@@ -149,7 +153,9 @@ def head_errors(case: Case, e: ExactHead, form: Contract, fmt: Format) -> HeadEr
             _product(dk_own.T, np.abs(x.c_kv), form, c, batch * len(x.c_kv)),
             _product(dv.T, np.abs(x.c_kv), form, c, batch * len(x.c_kv)),
             broken,
+            spoiled,
         )
+    too_large = (dq.columns(0, d_c).reach >= up.limit).any(axis=1, keepdims=True)
     dq_latent = _stored(dq.columns(0, d_c), up)
     z = Share(o.out.upper_abs(), np.where(e.ahead.empty[:, None], 0.0, made.wrong))
     rows = batch * case.arrays["q_nope"].shape[2]
@@ -160,7 +166,8 @@ def head_errors(case: Case, e: ExactHead, form: Contract, fmt: Format) -> HeadEr
         dk.columns(d_c, None),
         _product(dq_latent.T, np.abs(x.q_nope), form, c, rows).T,
         _product(z.T, np.abs(e.do), form, c, rows).T,
-        broken | made.broken,
+        broken | too_large,
+        spoiled or bool(too_large.any()),
     )
 
 
@@ -184,7 +191,9 @@ def _inner(
     visible, slack = e.given.visible, 1 + 2.0**-52 * (o.do.mid.shape[1] + 2)
     magnitude = np.where(visible, (o.do.reach @ o.v.reach.T) * slack, 0.0)
     moved = np.where(visible, (o.do.reach @ o.v.wrong.T + o.do.wrong @ o.v.size.T) * slack, 0.0)
-    delta = None if form.form == "materialised" else _delta_wrong(e, o, made.wrong, form, c, fmt)
+    delta, too_large = None, np.zeros((len(visible), 1), dtype=bool)
+    if form.form == "absorbed" and form.delta == "output":
+        delta, too_large = _delta_wrong(e, o, made.wrong, form, c, fmt)
     sizes = Sizes(
         o.do.reach,
         o.v.reach,
@@ -200,23 +209,26 @@ def _inner(
         dp_wrong=moved,
         delta_wrong=delta,
     )
-    return form_errors(sizes, allowed, form), made
+    f = form_errors(sizes, allowed, form)
+    return replace(f, broken=f.broken | too_large), made
 
 
 def _delta_wrong(
     e: ExactHead, o: _Operands, wrong: Float64Array, form: Contract, c: Constants, fmt: Format
-) -> Float64Array:
-    """[r, 1]: the error of D taken from O = W_UV z, or from z and dz."""
+) -> tuple[Float64Array, NDArray[np.bool_]]:
+    """[r, 1] each: the error of D taken from O = W_UV z, or from z and dz; rows whose O may overflow."""
     empty = e.ahead.empty[:, None]
     z = Computed(
         o.out.hi + o.out.lo, o.out.rad + 2.0**-52 * np.abs(o.out.hi), np.where(empty, 0.0, wrong), o.out.upper_abs()
     )
-    out = computed.projected(z, e.given.w_uv, form, c, computed.store_of("input", fmt, form, c))
+    store = computed.store_of("input", fmt, form, c)
+    out = computed.projected(z, e.given.w_uv, form, c, store)
     d_v, d_c = e.given.w_uv.shape
     of_out = np.abs(e.do) * (out.wrong + c.g(d_v) * out.reach)
     of_latent = o.do.size * z.wrong + o.do.wrong * z.reach + c.g(d_c) * o.do.reach * z.reach
     sums = [np.where(np.isnan(a), np.inf, a).sum(axis=1, keepdims=True) for a in (of_out, of_latent)]
-    return np.asarray((np.maximum(*sums) + (d_v + d_c) * c.w) * (1 + 2.0**-52 * (d_v + d_c + 8)))
+    wrong = (np.maximum(*sums) + (d_v + d_c) * c.w) * (1 + 2.0**-52 * (d_v + d_c + 8))
+    return np.asarray(wrong), computed.too_large(out, store, c)[:, None] & ~empty
 
 
 def _attention_gradients(
@@ -225,8 +237,9 @@ def _attention_gradients(
     """Shares of dq [r, d], dk [n, d] and dv [n, e] of the attention of the operands, unstored."""
     rows, n = f.dx.shape
     p, dx = e.sizes["p"], e.sizes["dx"]
-    # The heads of an absorbed kernel share keys and values: their rows may be one long sum.
-    over_keys, over_rows = accumulation_error(form, c, n), accumulation_error(form, c, rows * heads)
+    # The heads of an absorbed kernel share keys and values, which are one array: all rows of both may be one long sum.
+    terms = 2 * rows * heads if form.form == "absorbed" else rows
+    over_keys, over_rows = accumulation_error(form, c, n), accumulation_error(form, c, terms)
     near = c.omega_in + c.omega_v
 
     def summed(size: Float64Array, wrong: Float64Array, other: Computed, chain: float, factor: float) -> Share:
@@ -236,7 +249,7 @@ def _attention_gradients(
         return Share(times(size, other.size) * factor, (error + beside) * factor)
 
     def scaled(x: Share) -> Share:
-        return Share(x.size, x.wrong + SCALE_ROUNDINGS * c.u * x.reach)
+        return Share(x.size, x.wrong + SCALE_ROUNDINGS * (c.u * x.reach + (c.w if form.flush else 0.0)))
 
     dq = scaled(summed(dx, f.dx, o.k, compound(over_keys, c.u_k), alpha))
     dk = scaled(summed(dx.T, f.dx.T, o.q, compound(over_rows, c.u_q), alpha))

@@ -213,10 +213,9 @@ def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format:
         raise UnknownContract(f"unknown contract field {unknown[0]!r}; known: {', '.join(sorted(known))}")
     base = preset_forms(op, declared.get("preset", default_preset(op, input_format)))
     # A declared evaluation order leaves the other's forms out (all stay if it is unknown, which is reported below).
-    for name in ("form", "delta"):
-        base = tuple(form for form in base if getattr(form, name) == declared.get(name, getattr(form, name))) or base
+    base = tuple(form for form in base if form.form == declared.get("form", form.form)) or base
     changed = {k: v for k, v in declared.items() if k != "preset"}
-    forms = tuple(dict.fromkeys(replace(form, **changed) for form in base))
+    forms = tuple(dict.fromkeys(_changed(form, changed) for form in base))
     for form in forms:
         _validate(form)
     # Forms whose largest weight overflows its format are not legal ones.
@@ -226,6 +225,13 @@ def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format:
         largest = f"{_largest_weight(forms[0]):.6g}, the largest weight times weight_scale,"
         raise UnknownContract(f"{largest} does not fit into {weights.name} (at most {weights.max_finite:.6g})")
     return fitting
+
+
+def _changed(form: Contract, fields: dict[str, Any]) -> Contract:
+    """The form with these fields; one whose label says where D comes from says it of the declared place."""
+    made = replace(form, **fields)
+    stem, says, _ = form.label.partition(", D from ")
+    return replace(made, label=f"{stem}{says}{made.delta}") if says else made
 
 
 def _largest_weight(form: Contract) -> float:
