@@ -72,7 +72,7 @@ def diagnose(bench: Bench, case: Case, *, seconds: float = 4.0, known: Sequence[
     """One line: "as if ...", else where the output is wrong; empty if it is within its bound, here and on related ones.
 
     ``seconds`` of processor time: after them no further counterfactual is tried. known: earlier diagnoses of the same
-    target; a defect that one of them names is asked about first, and no other if it holds.
+    target; a defect that one of them names is asked about first, whatever the time, and no other if it holds.
     """
     if bench.op in GRADIENTS:
         if not case.arrays or _size(case) > LARGEST_CASE:
@@ -89,7 +89,7 @@ def diagnose(bench: Bench, case: Case, *, seconds: float = 4.0, known: Sequence[
                     return f"{prefix}another result in a second call"
                 claim = ""
                 if _size(case) <= LARGEST_CASE:
-                    claim = _again(scene, known, deadline) or _claim(scene, deadline)
+                    claim = _again(scene, known) or _claim(scene, deadline)
                 return prefix + (f"as if {claim}" if claim else where_wrong(scene))
     return ""
 
@@ -154,7 +154,7 @@ class _Found:
         return x.says == self.c.says and (x.fitted or x.choice == self.c.choice)
 
 
-def _again(scene: Scene, known: Sequence[str], deadline: float) -> str:
+def _again(scene: Scene, known: Sequence[str]) -> str:
     """The defect of an earlier diagnosis, if it fits this scene and its probes; empty if none does."""
     said = {text.split("as if ", 1)[1] for text in known if "as if " in text}
     if not said:
@@ -162,8 +162,6 @@ def _again(scene: Scene, known: Sequence[str], deadline: float) -> str:
     probes = _Probes(scene)
     for hypothesis in table_of(scene.bench.op).hypotheses:
         for c in hypothesis.imagine(scene):
-            if time.process_time() > deadline:
-                return ""
             if c.sentence in said:
                 fares = match(scene, c)
                 if fares.fits.any() and _holds(_Found(hypothesis, c, fares), probes):
