@@ -70,7 +70,7 @@ def speeds() -> list[Speed]:
 
 def gpu_targets() -> list[str]:
     """Built-in targets that declare CUDA, own kernels first; those that do not load here are left out."""
-    from targets.registry import BUILTINS, Unavailable, load_builtin
+    from targets.calling.registry import BUILTINS, Unavailable, load_builtin
 
     names = []
     for row in BUILTINS:
@@ -85,7 +85,7 @@ def gpu_targets() -> list[str]:
 
 def verification(name: str, out: Path, *, seconds: float) -> list[str]:
     """The command line that verifies one target; `seconds` bounds one call of the target."""
-    command = [sys.executable, "-m", "reports.cli", "verify", name, "--device", "cuda", "--profile", "quick"]
+    command = [sys.executable, "-m", "reports.command.cli", "verify", name, "--device", "cuda", "--profile", "quick"]
     # One process at a time on the device; compiling a kernel is part of its first call.
     return [*command, "--workers", "1", "--timeout", str(int(seconds)), "--out", str(out / "records" / name)]
 
@@ -121,7 +121,7 @@ def prepared(speed: Speed, *, device: str = "cuda") -> Callable[[], Any]:
     """The call that is timed, on random tensors."""
     import torch
 
-    from targets.registry import BUILTINS, load_builtin
+    from targets.calling.registry import BUILTINS, load_builtin
 
     function = load_builtin(next(row for row in BUILTINS if row.name == speed.target)).function
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[speed.dtype]

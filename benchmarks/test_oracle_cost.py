@@ -14,12 +14,13 @@ import pytest
 
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.mp import mp_arithmetic
-from oracle.bounds.attention import bounds
-from oracle.bounds.presets import preset_forms
+from oracle.block import Block
+from oracle.bounds.attention.output import bounds
 from oracle.case import Case
-from oracle.enclosure import Block, enclose
+from oracle.contract.presets import preset_forms
+from oracle.evaluate import enclose
 from oracle.formats import FORMATS, Float64Array
-from oracle.ops.attention_case import model
+from oracle.ops.attention.case import model
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 

@@ -4,26 +4,26 @@ from collections.abc import Callable
 
 import pytest
 
-from oracle.bounds.presets import PRESETS, default_preset, ladder, preset_forms
 from oracle.bounds.table import bounds_of
-from oracle.enclosure import enclose
+from oracle.contract.presets import PRESETS, default_preset, ladder, preset_forms
+from oracle.evaluate import enclose
 from oracle.formats import format_of, input_formats
 from oracle.ops.table import ops
-from properties.bench import PROFILES, Bench, bench_for
 from properties.property import Property, properties_for
-from targets.base import INPUTS, Target
-from targets.conventions import CONVENTIONS
-from targets.gradient import with_gradients
+from properties.subject import PROFILES, Subject, subject_for
+from targets.calling.conventions import CONVENTIONS
+from targets.calling.gradient import with_gradients
+from targets.calling.registry import BUILTINS, Unavailable, load_builtin, resolve
+from targets.calling.target import INPUTS, Target
 from targets.honest.table import HONEST
 from targets.mutants.table import MUTANTS
-from targets.probes import tiny_case
-from targets.registry import BUILTINS, Unavailable, load_builtin, resolve
+from targets.probing.probes import tiny_case
 
 OPS = tuple(ops())
 
 
 def _edges(op: str) -> bool:
-    return any(list(p.edges(_bench(op))) for p in properties_for(op))
+    return any(list(p.edges(_subject(op))) for p in properties_for(op))
 
 
 # What every op must have, as questions whose answer is no (or an exception) where it is missing.
@@ -74,9 +74,9 @@ def _bounded(op: str) -> bool:
     return bool((bound > 0).all() and (bound < 1).all())
 
 
-def _bench(op: str) -> Bench:
+def _subject(op: str) -> Subject:
     row = [h for h in HONEST if h.op == op][0]  # noqa: RUF015 - without one, an IndexError says so
-    return bench_for(resolve(row.target), "fp32", profile=PROFILES["quick"])
+    return subject_for(resolve(row.target), "fp32", profile=PROFILES["quick"])
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -124,7 +124,7 @@ def test_each_table_is_about_known_ops_and_has_no_double_rows() -> None:
 def test_a_property_can_be_asked() -> None:
     for op in OPS:
         for p in properties_for(op):
-            assert p.search is not None or list(p.edges(_bench(op))), f"{op} {p.id} ({p.title}) has no input"
+            assert p.search is not None or list(p.edges(_subject(op))), f"{op} {p.id} ({p.title}) has no input"
 
 
 def test_a_mutant_is_killed_by_a_property_of_its_op() -> None:

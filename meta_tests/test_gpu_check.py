@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from targets.registry import BUILTINS
+from targets.calling.registry import BUILTINS
 
 
 def test_plan_names_targets_that_run_on_a_gpu(capsys, tmp_path):

@@ -93,18 +93,26 @@ def test_nothing_heavy_is_imported_with_the_packages() -> None:
         if ".test_" not in module.name
     ]
     names += [
-        f"targets.{name}" for name in ("base", "registry", "probes", "conformance", "mutants.table", "honest.table")
+        f"targets.{name}"
+        for name in (
+            "calling.target",
+            "calling.registry",
+            "probing.probes",
+            "probing.conformance",
+            "mutants.table",
+            "honest.table",
+        )
     ]
     assert len(names) > 60
     assert loaded_after("\n".join(f"import {name}" for name in ("targets", *names))) == set()
     # The check sees what it is for.
-    assert loaded_after("import targets.sdpa") == {"torch"}
+    assert loaded_after("import targets.third_party.torch_sdpa") == {"torch"}
 
 
 def test_the_command_loads_no_framework_until_a_target_needs_it() -> None:
-    assert loaded_after("from reports.cli import main\nassert main(['verify', 'nosuch']) == 2") == set()
-    assert loaded_after("from reports.cli import main\nassert main(['report', 'nosuch']) == 2") == set()
-    kernel = "from reports.cli import main\nassert main(['targets', 'seed_rope_numpy']) == 0"
+    assert loaded_after("from reports.command.cli import main\nassert main(['verify', 'nosuch']) == 2") == set()
+    assert loaded_after("from reports.command.cli import main\nassert main(['report', 'nosuch']) == 2") == set()
+    kernel = "from reports.command.cli import main\nassert main(['targets', 'seed_rope_numpy']) == 0"
     assert "torch" not in loaded_after(
         f"import io, sys\nsys.stdout = io.StringIO()\n{kernel}\nsys.stdout = sys.__stdout__"
     )
@@ -131,14 +139,14 @@ def test_nothing_prints_but_the_command_line() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
-    assert {place.partition(":")[0] for place in printing} <= {"reports/cli.py"}
+    assert {place.partition(":")[0] for place in printing} <= {"reports/command/cli.py"}
     assert printing, "the check sees nothing"
 
 
 def test_exceptions_of_targets_are_caught_in_one_place() -> None:
     """`except Exception` only where a target, somebody's file, the whole command or one section of a page is run."""
-    allowed = {"targets/base.py", "targets/registry.py", "reports/cli.py"}
-    allowed |= {"reports/sections.py", "reports/render_html.py"}
+    allowed = {"targets/calling/target.py", "targets/calling/registry.py", "reports/command/cli.py"}
+    allowed |= {"reports/content/sections.py", "reports/page/render_html.py"}
     broad = {"Exception", "BaseException"}
     found = set()
     for path in modules():
@@ -148,11 +156,11 @@ def test_exceptions_of_targets_are_caught_in_one_place() -> None:
                 if caught & broad:
                     found.add(str(path.relative_to(ROOT)))
     assert found <= allowed, f"hides faults of the suite: {sorted(found - allowed)}"
-    assert "targets/base.py" in found
+    assert "targets/calling/target.py" in found
 
 
 def test_modules_can_be_imported_in_any_order() -> None:
     """Each alone in a fresh interpreter would be slow; the leaves that import their siblings most are enough."""
-    for name in ("targets.probes", "targets.base", "properties.plugin", "reports.cli"):
+    for name in ("targets.probing.probes", "targets.calling.target", "properties.plugin", "reports.command.cli"):
         assert importlib.import_module(name)
         assert loaded_after(f"import {name}") == set()

@@ -9,7 +9,7 @@ target
 case
     The exact input of one call: arrays in a storage dtype plus options (:mod:`oracle.case`).
 contract
-    The precision that a target claims for each stage (:mod:`oracle.bounds.contract`).
+    The precision that a target claims for each stage (:mod:`oracle.contract.contract`).
 observed
     What the target returned, or how it failed.
 enclosure

@@ -1,6 +1,6 @@
 """What must hold: inputs, judgement, records and the property suite that users run.
 
-`recipes` and `strategies` make inputs, `bench` holds one target at one dtype, `pipeline` examines one case, the
+`recipes` and `strategies` make inputs, `subject` holds one target at one dtype, `pipeline` examines one case, the
 property tables (`attention`, `softmax`, `rope`, `mla`) say what is checked, `plugin` and the ``test_*`` modules run
 them under pytest. What does not belong here: a formula or a bound (`oracle`), an implementation (`targets`), a page
 (`reports`).

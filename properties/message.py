@@ -5,34 +5,34 @@ from __future__ import annotations
 import math
 import shlex
 
-from properties.bench import Bench
+from properties.judge.verdict import Basis, Verdict
 from properties.record import Record
-from properties.verdict import Basis, Verdict
+from properties.subject import Subject
 
 REPLAY = "out/replay"
 
 
-def rerun_command(bench: Bench, property_id: str, seed: int, stem: str | None) -> str:
+def rerun_command(subject: Subject, property_id: str, seed: int, stem: str | None) -> str:
     """The shell command that repeats one check: on the saved case, or by the search that found it.
 
     It writes its records elsewhere than the run that it repeats a part of.
     """
-    target = bench.target
+    target = subject.target
     words = [
         "attn-oracle",
         "verify",
         target.spec,
         "--dtype",
-        bench.dtype,
+        subject.dtype,
         "--property",
         property_id,
         *target.session.words,
     ]
     if target.forward is not None and "--op" not in words:
         words += ["--op", target.op]
-    if bench.device != "cpu":
-        words += ["--device", bench.device]
-    words += ["--case", stem] if stem else ["--profile", bench.profile.name, "--seed", str(seed), "--out", REPLAY]
+    if subject.device != "cpu":
+        words += ["--device", subject.device]
+    words += ["--case", stem] if stem else ["--profile", subject.profile.name, "--seed", str(seed), "--out", REPLAY]
     return shlex.join(words)
 
 

@@ -18,17 +18,17 @@ import pytest
 
 from oracle.case import load_case
 from oracle.formats import input_formats
-from properties.bench import PROFILES, Bench, Input, bench_for
+from properties.judge.verdict import BAD, Verdict
 from properties.message import failure_message, rerun_command
 from properties.property import Property, properties_for
 from properties.record import Journal, Record, finish, lost, lost_calls, unfinished
 from properties.search import examine, hunt
-from properties.verdict import BAD, Verdict
+from properties.subject import PROFILES, Input, Subject, subject_for
 from properties.waivers import waive
-from targets.base import BadTarget, Session, Target
-from targets.gradient import with_gradients
-from targets.probes import probe, returns_lse_unasked
-from targets.registry import BUILTINS, Unavailable, UnknownTarget, load_builtin, resolve_all
+from targets.calling.gradient import with_gradients
+from targets.calling.registry import BUILTINS, Unavailable, UnknownTarget, load_builtin, resolve_all
+from targets.calling.target import BadTarget, Session, Target
+from targets.probing.probes import probe, returns_lse_unasked
 
 TARGETS = pytest.StashKey[list[Target]]()
 JOURNAL = pytest.StashKey[Journal]()
@@ -112,14 +112,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "examination" not in metafunc.fixturenames:
         return
     config = metafunc.config
-    wanted_ops = getattr(metafunc.module, "OPS", ())
     if TARGETS not in config.stash:
         config.stash[TARGETS] = chosen_targets(config)
     only = set(config.getoption("properties"))
     cases = [
         Examination(target, dtype, prop)
         for target in config.stash[TARGETS]
-        if target.op in wanted_ops
         for dtype in chosen_dtypes(target, config.getoption("--dtype"))
         for prop in properties_for(target.op)
         if not only or prop.id in only
@@ -182,25 +180,25 @@ def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def benches(request: pytest.FixtureRequest) -> dict[tuple[str, str], Bench]:
+def subjects(request: pytest.FixtureRequest) -> dict[tuple[str, str], Subject]:
     """Benches made so far; conventions are probed once per target and dtype."""
     return {}
 
 
 @pytest.fixture
-def bench(
+def subject(
     request: pytest.FixtureRequest,
     examination: Examination,
     journal: Journal,
-    benches: dict[tuple[str, str], Bench],
-) -> Bench:
+    subjects: dict[tuple[str, str], Subject],
+) -> Subject:
     key = (examination.target.name, examination.dtype)
-    if key not in benches:
-        benches[key] = _bench(request.config, examination, journal)
-    return benches[key]
+    if key not in subjects:
+        subjects[key] = _subject(request.config, examination, journal)
+    return subjects[key]
 
 
-def _bench(config: pytest.Config, examination: Examination, journal: Journal) -> Bench:
+def _subject(config: pytest.Config, examination: Examination, journal: Journal) -> Subject:
     target, dtype, device = examination.target, examination.dtype, config.getoption("--device")
     stated = dict(item.split("=", 1) for item in config.getoption("--convention"))
     seconds = config.getoption("--call-seconds")
@@ -215,7 +213,7 @@ def _bench(config: pytest.Config, examination: Examination, journal: Journal) ->
     profile = PROFILES[config.getoption("--profile")]
     profile = replace(profile, shared=whole and profile.name != "deep")
     contract = config.getoption("--contract")
-    plain = bench_for(target, dtype, device=device, contract=contract, profile=profile)
+    plain = subject_for(target, dtype, device=device, contract=contract, profile=profile)
     journal.context = _context(plain, examination.prop, config)
     # The tiny calls that find conventions may be the ones that never return.
     about = {"target": target.name, "op": target.op, "dtype": dtype, "property": "probe", "features": {}}
@@ -225,7 +223,7 @@ def _bench(config: pytest.Config, examination: Examination, journal: Journal) ->
     asked = target if target.forward is None else replace(target.forward, session=session)
     conventions = {**probe(asked, dtype, device=device), **stated}
     journal.complete(serial, None)
-    made = bench_for(target, dtype, device=device, contract=contract, conventions=conventions, profile=profile)
+    made = subject_for(target, dtype, device=device, contract=contract, conventions=conventions, profile=profile)
     return replace(made, seconds=seconds)
 
 
@@ -242,30 +240,30 @@ def _words(config: pytest.Config) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _context(bench: Bench, prop: Property, config: pytest.Config) -> dict[str, Any]:
+def _context(subject: Subject, prop: Property, config: pytest.Config) -> dict[str, Any]:
     return {
-        "origin": bench.target.origin,
-        "device": bench.device,
+        "origin": subject.target.origin,
+        "device": subject.device,
         "title": prop.title,
-        "contract": bench.forms[0].preset if bench.forms else "",
-        "rerun": rerun_command(bench, prop.id, config.getoption("--seed"), config.getoption("--case")),
+        "contract": subject.forms[0].preset if subject.forms else "",
+        "rerun": rerun_command(subject, prop.id, config.getoption("--seed"), config.getoption("--case")),
     }
 
 
-def check(config: pytest.Config, bench: Bench, prop: Property, journal: Journal) -> list[Record]:
+def check(config: pytest.Config, subject: Subject, prop: Property, journal: Journal) -> list[Record]:
     """Run one examination and fail the test, with the message, where a record is bad and not waived."""
     folder = Path(config.getoption("--records"))
     seed = config.getoption("--seed")
     saved = config.getoption("--case")
-    journal.context = _context(bench, prop, config)
+    journal.context = _context(subject, prop, config)
     if saved is not None:
         given, title = saved_input(Path(saved))
         if title not in ("", prop.title):
             # Several relations may share a property's id; the case is of one of them.
             pytest.skip(f"the saved case is about: {title}")
-        records = [examine(bench, prop, given, seed=seed, journal=journal, folder=folder)]
+        records = [examine(subject, prop, given, seed=seed, journal=journal, folder=folder)]
     else:
-        records = hunt(bench, prop, seed=seed, journal=journal, folder=folder)
+        records = hunt(subject, prop, seed=seed, journal=journal, folder=folder)
     bad = [r for r in records if Verdict(r.verdict) in BAD and waive(r) is None]
     if bad:
         pytest.fail("\n".join(failure_message(r) for r in bad[:3]), pytrace=False)

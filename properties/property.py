@@ -10,15 +10,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from properties.bench import Bench, Input
-from properties.verdict import Judgement
+from properties.judge.verdict import Judgement
+from properties.subject import Input, Subject
 
-Check = Callable[[Bench, Input], Judgement]
-Search = Callable[[Bench], st.SearchStrategy[Any]]
-Edges = Callable[[Bench], Iterable[Input]]
+Check = Callable[[Subject, Input], Judgement]
+Search = Callable[[Subject], st.SearchStrategy[Any]]
+Edges = Callable[[Subject], Iterable[Input]]
 
 
-def no_edges(bench: Bench) -> Iterable[Input]:
+def no_edges(subject: Subject) -> Iterable[Input]:
     """For properties that need no list of their own."""
     return ()
 
@@ -43,9 +43,9 @@ class Property:
     edges: Edges = no_edges
     needs: frozenset[str] = frozenset()
 
-    def missing(self, bench: Bench) -> str:
+    def missing(self, subject: Subject) -> str:
         """The first need that the target lacks, or an empty string."""
-        have = set(bench.target.parameters)
+        have = set(subject.target.parameters)
         for need in sorted(self.needs):
             if need == "lse":
                 if "return_lse" not in have:
@@ -59,21 +59,21 @@ class Property:
 
 
 _TABLES = {
-    "attention": ("properties.attention", "PROPERTIES"),
-    "attention_backward": ("properties.attention_backward", "PROPERTIES"),
-    "attention_varlen": ("properties.attention_layouts", "VARLEN_PROPERTIES"),
-    "attention_paged": ("properties.attention_layouts", "PAGED_PROPERTIES"),
-    "mla": ("properties.mla", "PROPERTIES"),
-    "gqa_block": ("properties.gqa_block", "PROPERTIES"),
-    "mla_block": ("properties.mla_block", "PROPERTIES"),
-    "mla_backward": ("properties.mla_backward", "PROPERTIES"),
-    "rope": ("properties.rope", "PROPERTIES"),
-    "rope_backward": ("properties.rope", "BACKWARD_PROPERTIES"),
-    "rope_apply": ("properties.rope", "APPLY_PROPERTIES"),
-    "softmax": ("properties.softmax", "PROPERTIES"),
-    "softmax_backward": ("properties.softmax_backward", "PROPERTIES"),
-    "log_softmax": ("properties.softmax", "PROPERTIES"),
-    "logsumexp": ("properties.softmax", "PROPERTIES"),
+    "attention": ("properties.ops.attention.table", "PROPERTIES"),
+    "attention_backward": ("properties.ops.gradients.attention", "PROPERTIES"),
+    "attention_varlen": ("properties.ops.layouts.table", "VARLEN_PROPERTIES"),
+    "attention_paged": ("properties.ops.layouts.table", "PAGED_PROPERTIES"),
+    "mla": ("properties.ops.mla.table", "PROPERTIES"),
+    "gqa_block": ("properties.ops.blocks.gqa", "PROPERTIES"),
+    "mla_block": ("properties.ops.blocks.mla", "PROPERTIES"),
+    "mla_backward": ("properties.ops.gradients.mla", "PROPERTIES"),
+    "rope": ("properties.ops.rope.table", "PROPERTIES"),
+    "rope_backward": ("properties.ops.rope.table", "BACKWARD_PROPERTIES"),
+    "rope_apply": ("properties.ops.rope.table", "APPLY_PROPERTIES"),
+    "softmax": ("properties.ops.softmax.table", "PROPERTIES"),
+    "softmax_backward": ("properties.ops.gradients.softmax", "PROPERTIES"),
+    "log_softmax": ("properties.ops.softmax.table", "PROPERTIES"),
+    "logsumexp": ("properties.ops.softmax.table", "PROPERTIES"),
 }
 
 

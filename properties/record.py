@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from properties.verdict import Basis, Verdict
+from properties.judge.verdict import Basis, Verdict
 
 SCHEMA = 1
 DIED = "the process died or hung during this call"

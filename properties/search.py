@@ -1,4 +1,4 @@
-"""Examine one property on one bench: its edge inputs one by one, then a Hypothesis search that shrinks what it finds.
+"""Examine one property on one subject: its edge inputs one by one, then a Hypothesis search that shrinks what it finds.
 
 Every edge input gives a record. A search gives one: the smallest failing case, or the passing case nearest to its
 bound, with the number of cases tried. Shrinking stops after the profile's time: from then on only cases already known
@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
 
 from oracle.case import Case, save_case
-from properties.bench import Bench, Input
-from properties.diagnose import diagnose
+from properties.diagnosis.engine import diagnose
+from properties.judge.verdict import BAD, Basis, Judgement, Verdict
 from properties.message import rerun_command
 from properties.property import Property
 from properties.record import Journal, Record
-from properties.verdict import BAD, Basis, Judgement, Verdict
+from properties.subject import Input, Subject
 
 # An interpreted target meets all of a list that is no longer.
 FEW = 6
@@ -34,47 +34,47 @@ class Refuted(Exception):
 
 
 def hunt(
-    bench: Bench, prop: Property, *, seed: int = 0, journal: Journal | None = None, folder: Path | None = None
+    subject: Subject, prop: Property, *, seed: int = 0, journal: Journal | None = None, folder: Path | None = None
 ) -> list[Record]:
-    """All records of ``prop`` on ``bench``. Failing cases are saved under ``folder``/cases."""
-    missing = prop.missing(bench)
+    """All records of ``prop`` on ``subject``. Failing cases are saved under ``folder``/cases."""
+    missing = prop.missing(subject)
     if missing:
         judgement = Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {missing}")
-        return [record_of(bench, prop, Input(Case(bench.op, {}, {})), judgement, seed=seed)]
+        return [record_of(subject, prop, Input(Case(subject.op, {}, {})), judgement, seed=seed)]
     records: list[Record] = []
     spent = 0.0
-    for edge in _edges(bench, prop):
+    for edge in _edges(subject, prop):
         start = time.perf_counter()
         # Failing edges are diagnosed until they have taken as long as the shrinking of a search may.
-        explain = spent < bench.profile.shrink_seconds
+        explain = spent < subject.profile.shrink_seconds
         # Most failures of one list have the same cause.
         known = tuple(dict.fromkeys(record.diagnosis for record in records if record.diagnosis))
         how: dict[str, Any] = {"seed": seed, "journal": journal, "folder": folder, "explain": explain, "known": known}
-        records.append(examine(bench, prop, edge, **how))
+        records.append(examine(subject, prop, edge, **how))
         spent += time.perf_counter() - start if records[-1].verdict == Verdict.FAIL.value else 0.0
     if prop.search is not None:
-        records += _search(bench, prop, seed, journal, folder)
+        records += _search(subject, prop, seed, journal, folder)
     return records
 
 
-def _edges(bench: Bench, prop: Property) -> Iterator[Input]:
+def _edges(subject: Subject, prop: Property) -> Iterator[Input]:
     """The property's list. In the job of all targets an interpreted one meets every other input of a long one.
 
     Those are the even ones in some dtypes and the odd ones in fp16: one kernel at all its dtypes meets all of them.
     """
-    edges = list(prop.edges(bench))
-    thinned = bench.target.interpreted and bench.profile.shared and len(edges) > FEW
-    yield from edges[int(bench.dtype == "fp16") :: 2] if thinned else edges
+    edges = list(prop.edges(subject))
+    thinned = subject.target.interpreted and subject.profile.shared and len(edges) > FEW
+    yield from edges[int(subject.dtype == "fp16") :: 2] if thinned else edges
 
 
-def _examples(bench: Bench) -> int:
+def _examples(subject: Subject) -> int:
     """How many cases a search draws: fewer where an interpreter takes a hundred times as long a call."""
-    share = (16 if bench.profile.shared else 4) if bench.target.interpreted else 1
-    return max(1, bench.profile.examples // share)
+    share = (16 if subject.profile.shared else 4) if subject.target.interpreted else 1
+    return max(1, subject.profile.examples // share)
 
 
 def examine(
-    bench: Bench,
+    subject: Subject,
     prop: Property,
     given_input: Input,
     *,
@@ -86,50 +86,50 @@ def examine(
 ) -> Record:
     """Judge one input and record it; a failing case is written to disk, and diagnosed unless ``explain`` says no.
 
-    known: diagnoses of earlier inputs, see `properties.diagnose.diagnose`.
+    known: diagnoses of earlier inputs, see `properties.diagnosis.engine.diagnose`.
     """
     start = time.perf_counter()
-    serial = _begin(journal, bench, prop, given_input)
-    judgement = judge(bench, prop, given_input)
+    serial = _begin(journal, subject, prop, given_input)
+    judgement = judge(subject, prop, given_input)
     seconds = time.perf_counter() - start
-    diagnosis = explained(bench, given_input, judgement, known) if explain else ""
+    diagnosis = explained(subject, given_input, judgement, known) if explain else ""
     record = record_of(
-        bench, prop, given_input, judgement, seed=seed, folder=folder, seconds=seconds, diagnosis=diagnosis
+        subject, prop, given_input, judgement, seed=seed, folder=folder, seconds=seconds, diagnosis=diagnosis
     )
     if journal is not None:
         journal.complete(serial, record)
     return record
 
 
-def explained(bench: Bench, given_input: Input, judgement: Judgement, known: Sequence[str] = ()) -> str:
+def explained(subject: Subject, given_input: Input, judgement: Judgement, known: Sequence[str] = ()) -> str:
     """The diagnosis of a failing case; empty for anything else."""
-    return diagnose(bench, given_input.case, known=known) if judgement.verdict is Verdict.FAIL else ""
+    return diagnose(subject, given_input.case, known=known) if judgement.verdict is Verdict.FAIL else ""
 
 
-def judge(bench: Bench, prop: Property, given_input: Input) -> Judgement:
+def judge(subject: Subject, prop: Property, given_input: Input) -> Judgement:
     """The property's judgement; UNSUPPORTED, without a call, where the case sets an option that the target lacks."""
-    lacks = bench.target.lacks(given_input.case)
+    lacks = subject.target.lacks(given_input.case)
     if lacks:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {lacks[0]}")
-    refused = _refused(bench, given_input.case)
+    refused = _refused(subject, given_input.case)
     if refused:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target refuses {refused}")
     with warnings.catch_warnings():
         # What a target warns about is its own affair.
         warnings.simplefilter("ignore")
-        return prop.check(bench, given_input)
+        return prop.check(subject, given_input)
 
 
-def _refused(bench: Bench, case: Case) -> str:
+def _refused(subject: Subject, case: Case) -> str:
     """The stated limit of the target that this case lies beyond, or nothing."""
-    if bench.op not in _HEADED or not case.arrays:
+    if subject.op not in _HEADED or not case.arrays:
         return ""
-    q, k, v = (case.arrays[name].shape for name in _HEADED[bench.op])
+    q, k, v = (case.arrays[name].shape for name in _HEADED[subject.op])
     # All but the dense layout have heads next to last in keys and values, packed queries too.
-    q_heads, kv_heads = q[-2 if bench.op == "attention_varlen" else 1], k[1 if bench.op == "attention" else -2]
-    if q_heads != kv_heads and bench.conventions.get("grouped_heads") == "refused":
+    q_heads, kv_heads = q[-2 if subject.op == "attention_varlen" else 1], k[1 if subject.op == "attention" else -2]
+    if q_heads != kv_heads and subject.conventions.get("grouped_heads") == "refused":
         return "grouped KV heads"
-    if q[-1] != v[-1] and bench.conventions.get("unequal_value_dim") == "refused":
+    if q[-1] != v[-1] and subject.conventions.get("unequal_value_dim") == "refused":
         return "Dv != D"
     return ""
 
@@ -141,7 +141,7 @@ _HEADED = {
 }
 
 
-def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, folder: Path | None) -> list[Record]:
+def _search(subject: Subject, prop: Property, seed: int, journal: Journal | None, folder: Path | None) -> list[Record]:
     assert prop.search is not None
     tried, seconds = 0, 0.0
     known: dict[str, Judgement] = {}
@@ -151,7 +151,7 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
 
     @seeded(seed)
     @settings(
-        max_examples=_examples(bench),
+        max_examples=_examples(subject),
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),
@@ -160,7 +160,7 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
         print_blob=False,
         verbosity=Verbosity.quiet,
     )
-    @given(prop.search(bench))
+    @given(prop.search(subject))
     def drawn(example: Input) -> None:
         nonlocal tried, nearest, smallest, stop_shrinking, seconds
         digest = example.case.digest()
@@ -169,15 +169,15 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
                 return
             tried += 1
             start = time.perf_counter()
-            serial = _begin(journal, bench, prop, example)
-            known[digest] = judge(bench, prop, example)
+            serial = _begin(journal, subject, prop, example)
+            known[digest] = judge(subject, prop, example)
             if journal is not None:
                 journal.complete(serial, None)
             seconds += time.perf_counter() - start
         judgement = known[digest]
         if judgement.verdict in BAD:
             if smallest is None:
-                stop_shrinking = time.perf_counter() + bench.profile.shrink_seconds
+                stop_shrinking = time.perf_counter() + subject.profile.shrink_seconds
             smallest = (example, judgement)
             raise Refuted
         if nearest is None or _rank(judgement) > _rank(nearest[1]):
@@ -188,10 +188,10 @@ def _search(bench: Bench, prop: Property, seed: int, journal: Journal | None, fo
     found = smallest or nearest
     if found is None:
         return []
-    serial = _begin(journal, bench, prop, found[0])
-    diagnosis = explained(bench, *found)
+    serial = _begin(journal, subject, prop, found[0])
+    diagnosis = explained(subject, *found)
     record = record_of(
-        bench, prop, *found, seed=seed, folder=folder, seconds=seconds, examples=tried, diagnosis=diagnosis
+        subject, prop, *found, seed=seed, folder=folder, seconds=seconds, examples=tried, diagnosis=diagnosis
     )
     if journal is not None:
         journal.complete(serial, record)
@@ -204,13 +204,13 @@ def _rank(judgement: Judgement) -> tuple[int, float]:
     return place, judgement.ratio if judgement.ratio is not None else -1.0
 
 
-def _begin(journal: Journal | None, bench: Bench, prop: Property, given_input: Input) -> int:
+def _begin(journal: Journal | None, subject: Subject, prop: Property, given_input: Input) -> int:
     if journal is None:
         return 0
     row: dict[str, Any] = {
-        "target": bench.target.name,
-        "op": bench.op,
-        "dtype": bench.dtype,
+        "target": subject.target.name,
+        "op": subject.op,
+        "dtype": subject.dtype,
         "property": prop.id,
         "description": given_input.case.describe(),
         "features": given_input.features,
@@ -219,7 +219,7 @@ def _begin(journal: Journal | None, bench: Bench, prop: Property, given_input: I
 
 
 def record_of(
-    bench: Bench,
+    subject: Subject,
     prop: Property,
     given_input: Input,
     judgement: Judgement,
@@ -234,18 +234,18 @@ def record_of(
     case = given_input.case
     stem = None
     if folder is not None and judgement.verdict in BAD and case.arrays:
-        name = f"{bench.target.name}-{bench.dtype}-{prop.id}-{case.digest()}".replace("/", "_").replace(":", "_")
+        name = f"{subject.target.name}-{subject.dtype}-{prop.id}-{case.digest()}".replace("/", "_").replace(":", "_")
         path = folder / "cases" / name
         save_case(
             case, path, note={"title": prop.title, "features": dict(given_input.features), "detail": judgement.detail}
         )
         stem = str(path.with_suffix(".json"))
     return Record(
-        target=bench.target.name,
-        origin=bench.target.origin,
-        op=bench.op,
-        dtype=bench.dtype,
-        device=bench.device,
+        target=subject.target.name,
+        origin=subject.target.origin,
+        op=subject.op,
+        dtype=subject.dtype,
+        device=subject.device,
         property=prop.id,
         title=prop.title,
         case=case.digest() if case.arrays else "",
@@ -254,14 +254,14 @@ def record_of(
         basis=judgement.basis.value,
         ratio=judgement.ratio,
         detail=judgement.detail,
-        contract=bench.forms[0].preset if bench.forms else "",
+        contract=subject.forms[0].preset if subject.forms else "",
         forms=judgement.forms,
         metrics=judgement.metrics,
         worst=judgement.worst,
         features=given_input.features,
-        datasheet={"conventions": dict(bench.conventions), "interpreted": bench.target.interpreted},
+        datasheet={"conventions": dict(subject.conventions), "interpreted": subject.target.interpreted},
         stem=stem,
-        rerun=rerun_command(bench, prop.id, seed, stem),
+        rerun=rerun_command(subject, prop.id, seed, stem),
         examples=examples,
         seconds=seconds,
         diagnosis=diagnosis,

@@ -12,30 +12,30 @@ import torch
 
 from oracle.case import Case
 from oracle.formats import FORMATS
-from properties import attention_relations as relations
-from properties.attention import PROPERTIES
-from properties.attention_merge import split_merge
-from properties.bench import PROFILES, Bench, Input, bench_for
-from properties.fence import fenced_call
-from properties.pipeline import certify
-from properties.recipes import EMPTYING, HIDES, OVER, Mask, mask_array
+from properties.checks.memory import guarded_call
+from properties.inputs.recipes import EMPTYING, HIDES, OVER, Mask, mask_array
+from properties.inputs.strategies import attention_input
+from properties.judge.pipeline import certify
+from properties.judge.verdict import Judgement, Verdict
+from properties.ops.attention import relations
+from properties.ops.attention.merge import split_merge
+from properties.ops.attention.table import PROPERTIES
 from properties.search import judge
-from properties.strategies import attention_input
-from properties.verdict import Judgement, Verdict
-from targets.base import target_from
+from properties.subject import PROFILES, Input, Subject, subject_for
+from targets.calling.target import target_from
 from targets.honest import flash
 from targets.honest.describe import describe
 
 Tensor = torch.Tensor
 
 
-def bench_of(function: Callable[..., Any], dtype: str = "fp32", **conventions: str) -> Bench:
+def subject_of(function: Callable[..., Any], dtype: str = "fp32", **conventions: str) -> Subject:
     target = target_from(function, spec="small", op="attention")
-    return bench_for(target, dtype, conventions=conventions, profile=PROFILES["quick"])
+    return subject_for(target, dtype, conventions=conventions, profile=PROFILES["quick"])
 
 
-def on(bench: Bench, id: str, given: Input) -> Judgement:
-    return judge(bench, next(row for row in PROPERTIES if row.id == id), given)
+def on(subject: Subject, id: str, given: Input) -> Judgement:
+    return judge(subject, next(row for row in PROPERTIES if row.id == id), given)
 
 
 def changed(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,8 +66,8 @@ def all_keys_lse(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor) -> A
 
 @pytest.mark.parametrize("id", ["P2", "P4"])
 def test_an_lse_that_hidden_keys_enter(id: str) -> None:
-    bench = bench_of(changed(all_keys_lse))
-    judged = on(bench, id, attention_input(bench, sq=4, sk=4, is_causal=True))
+    subject = subject_of(changed(all_keys_lse))
+    judged = on(subject, id, attention_input(subject, sq=4, sk=4, is_causal=True))
     assert judged.verdict is Verdict.FAIL
     assert judged.worst["output"] == "lse"
 
@@ -78,25 +78,25 @@ def other_heads_in(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor) ->
 
 
 def test_a_head_that_knows_of_the_others() -> None:
-    bench = bench_of(changed(other_heads_in))
-    judged = on(bench, "P13", attention_input(bench, kv_heads=3, sq=2, sk=5))
+    subject = subject_of(changed(other_heads_in))
+    judged = on(subject, "P13", attention_input(subject, kv_heads=3, sq=2, sk=5))
     assert judged.verdict is Verdict.FAIL
     assert "alone" in judged.detail
-    alone = attention_input(bench, kv_heads=1, sq=2, sk=5)
-    assert on(bench_of(flash.attention), "P13", alone).verdict is Verdict.PASS
+    alone = attention_input(subject, kv_heads=1, sq=2, sk=5)
+    assert on(subject_of(flash.attention), "P13", alone).verdict is Verdict.PASS
 
 
 def test_an_answer_that_belongs_to_an_earlier_call() -> None:
     kept: dict[Any, Any] = {}
-    bench = bench_of(changed(lambda out, lse, q, k, v: kept.setdefault(q.shape, (out, lse))))
-    judged = on(bench, "P15", attention_input(bench, sq=3, sk=5))
+    subject = subject_of(changed(lambda out, lse, q, k, v: kept.setdefault(q.shape, (out, lse))))
+    judged = on(subject, "P15", attention_input(subject, sq=3, sk=5))
     assert judged.verdict is Verdict.FAIL
     assert "after one of the same shapes" in judged.detail
 
 
 def test_a_sequence_that_depends_on_its_batch() -> None:
-    bench = bench_of(changed(lambda out, lse, q, k, v: (out + 1e-3 * (len(q) - 1), lse)))
-    assert on(bench, "P15", attention_input(bench, sq=3, sk=5)).verdict is Verdict.FAIL
+    subject = subject_of(changed(lambda out, lse, q, k, v: (out + 1e-3 * (len(q) - 1), lse)))
+    assert on(subject, "P15", attention_input(subject, sq=3, sk=5)).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(("name", "position"), [("q", "before"), ("v", "behind")])
@@ -108,10 +108,10 @@ def test_a_write_next_to_an_input_is_named(name: str, position: str) -> None:
             tensor.as_strided((1,), (1,), start - 1 if position == "before" else start + tensor.numel()).zero_()
         return flash.attention(q, k, v)
 
-    bench = bench_of(writing)
-    given = attention_input(bench, sq=3, sk=5)
-    assert fenced_call(bench, given.case)[1] == name
-    judged = on(bench, "P15", given)
+    subject = subject_of(writing)
+    given = attention_input(subject, sq=3, sk=5)
+    assert guarded_call(subject, given.case)[1] == name
+    judged = on(subject, "P15", given)
     assert judged.verdict is Verdict.FAIL
     assert judged.detail.startswith("memory next to")
 
@@ -125,21 +125,21 @@ def test_memory_behind_v_that_meets_a_zero_weight() -> None:
         behind = v.as_strided((min(room, 8),), (1,), end)
         return flash.attention(q, k, v) + (0.0 * behind).sum()
 
-    bench = bench_of(reading)
-    given = attention_input(bench, sq=3, sk=5)
-    assert certify(bench, given.case).verdict is Verdict.PASS
-    judged = on(bench, "P15", given)
+    subject = subject_of(reading)
+    given = attention_input(subject, sq=3, sk=5)
+    assert certify(subject, given.case).verdict is Verdict.PASS
+    judged = on(subject, "P15", given)
     assert judged.verdict is Verdict.FAIL
     assert "memory next to the inputs" in judged.detail
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
 def test_a_fence_changes_nothing_else(dtype: str) -> None:
-    bench = bench_of(flash.attention, dtype)
-    given = attention_input(bench, batch=2, kv_heads=2, sq=3, sk=5, mask=Mask("additive"))
-    observed, trespassed = fenced_call(bench, given.case)
+    subject = subject_of(flash.attention, dtype)
+    given = attention_input(subject, batch=2, kv_heads=2, sq=3, sk=5, mask=Mask("additive"))
+    observed, trespassed = guarded_call(subject, given.case)
     assert trespassed == ""
-    plain = bench.call(given.case).outputs
+    plain = subject.call(given.case).outputs
     assert all(observed.outputs[name].tobytes() == plain[name].tobytes() for name in plain)
 
 
@@ -151,10 +151,10 @@ def with_empty_lse(value: float) -> Callable[..., Any]:
 def test_a_merge_honours_the_convention_of_empty_parts(value: float, stated: str) -> None:
     kernel = with_empty_lse(value)
     for convention in ("-inf", stated):
-        bench = bench_of(kernel, empty_row_lse=convention)
-        given = attention_input(bench, sq=3, sk=40, mask=Mask("bool", "first"))
+        subject = subject_of(kernel, empty_row_lse=convention)
+        given = attention_input(subject, sq=3, sk=40, mask=Mask("bool", "first"))
         verdict = Verdict.PASS if convention == stated else Verdict.FAIL
-        assert split_merge(bench, given).verdict is verdict
+        assert split_merge(subject, given).verdict is verdict
 
 
 @pytest.mark.parametrize(("sq", "sk"), [(5, 5), (3, 40), (40, 3), (33, 65)])
@@ -168,38 +168,38 @@ def test_a_causal_case_is_split_where_its_parts_can_be_asked_for(sq: int, sk: in
         mask = torch.ones(rows, keys, dtype=torch.bool).tril(shift) if is_causal else None
         return flash.attention(q, k, v, attn_mask=mask, return_lse=return_lse)
 
-    bare = bench_of(shifted, causal_alignment=alignment, empty_row_lse="-inf")
+    bare = subject_of(shifted, causal_alignment=alignment, empty_row_lse="-inf")
     given = attention_input(bare, sq=sq, sk=sk, is_causal=True)
     parts = list(relations_of(bare, given.case))
     expected = alignment == "bottom_right" and sk - sq + 1 >= max(1, sk // 3)
     assert bool(parts) == expected
     assert split_merge(bare, given).verdict in (Verdict.PASS, Verdict.UNSUPPORTED)
     if alignment == "bottom_right":
-        masked = bench_of(flash.attention, causal_alignment=alignment, empty_row_lse="-inf")
+        masked = subject_of(flash.attention, causal_alignment=alignment, empty_row_lse="-inf")
         assert split_merge(masked, given).verdict is Verdict.PASS
 
 
-def relations_of(bench: Bench, case: Case) -> Any:
-    from properties.attention_merge import _parts
+def relations_of(subject: Subject, case: Case) -> Any:
+    from properties.ops.attention.merge import _parts
 
-    return _parts(bench, case, max(1, case.arrays["k"].shape[2] // 3))
+    return _parts(subject, case, max(1, case.arrays["k"].shape[2] // 3))
 
 
 def test_exact_arithmetic_lets_unequal_splits_merge_and_no_poor_division_pass() -> None:
     three = flash.kernel(flash.Steps(splits=3), contract={"preset": "flash", "splits": 3})
     row = next(row for row in PROPERTIES if row.id == "P28")
     for function, broken in ((three, False), (changed(lambda out, lse, *_: (out * 1.00002, lse)), True)):
-        bench = bench_of(function)
-        judged = {judge(bench, row, edge).verdict for edge in row.edges(bench)}
+        subject = subject_of(function)
+        judged = {judge(subject, row, edge).verdict for edge in row.edges(subject)}
         assert (Verdict.FAIL in judged) == broken
 
 
 @pytest.mark.parametrize("shift", relations.SHIFTS)
 def test_opposite_powers_of_two_stay_normal_or_are_left_out(shift: int) -> None:
     fmt = FORMATS["fp16"]
-    bench = bench_of(flash.attention, "fp16")
+    subject = subject_of(flash.attention, "fp16")
     q = np.array([1.0, -3.0, 0.0, 2.0**-11]).reshape(1, 1, 1, 4)
-    case = attention_input(bench, sq=1, sk=1, dims=4).case
+    case = attention_input(subject, sq=1, sk=1, dims=4).case
     case = case.with_arrays(q=fmt.store(q), k=fmt.store(np.full((1, 1, 1, 4), 4.0)))
     moved = relations._scaled_oppositely(case, shift, fmt)
     # 2^-11 / sqrt(4) is 2^-12, and the smallest normal number 2^-14.
@@ -243,8 +243,8 @@ def test_masks_do_what_their_names_say() -> None:
 
 
 def test_watched_keys_are_those_that_some_rows_see_and_some_do_not() -> None:
-    bench = bench_of(flash.attention)
-    case = attention_input(bench, sq=4, sk=6, is_causal=True).case
+    subject = subject_of(flash.attention)
+    case = attention_input(subject, sq=4, sk=6, is_causal=True).case
     case = case.with_options(causal_alignment="bottom_right")
     visible = relations.visible_rows(case)
     assert sorted(relations.watched_keys(case, visible, 9)) == [3, 4, 5]
@@ -257,7 +257,7 @@ def test_the_edges_leave_out_what_a_target_has_no_option_for() -> None:
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return flash.attention(q, k, v)
 
-    bench = bench_of(plain)
-    few = replace(bench, profile=replace(bench.profile, large=64))
+    subject = subject_of(plain)
+    few = replace(subject, profile=replace(subject.profile, large=64))
     for row in PROPERTIES:
         assert all(set(edge.case.options) == set() for edge in row.edges(few))

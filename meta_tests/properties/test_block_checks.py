@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from properties import gqa_block, mla_backward, mla_block
-from properties.bench import PROFILES, Bench, bench_for
+from properties.judge.verdict import Verdict
+from properties.ops.blocks import gqa as gqa_block
+from properties.ops.blocks import mla as mla_block
+from properties.ops.gradients import mla as mla_backward
 from properties.property import Property
 from properties.search import hunt
-from properties.verdict import Verdict
-from targets.base import Target, target_from
+from properties.subject import PROFILES, Subject, subject_for
+from targets.calling.registry import resolve
+from targets.calling.target import Target, target_from
 from targets.honest.gqa_block import gqa_block as honest_gqa
 from targets.honest.mla_backward import mla_backward as honest_gradients
 from targets.honest.mla_block import mla_block as honest_mla
-from targets.registry import resolve
 
 PROFILE = replace(PROFILES["quick"], examples=3, shrink_seconds=0.0)
 TABLES: dict[str, tuple[Property, ...]] = {
@@ -113,24 +115,24 @@ def wrong(op: str, id: str) -> Target:
 
 def shortened(row: Property) -> Property:
     """The row with a few of its edge inputs."""
-    return replace(row, edges=lambda bench: list(islice(row.edges(bench), 3)))
+    return replace(row, edges=lambda subject: list(islice(row.edges(subject), 3)))
 
 
-def bench_of(target: Target) -> Bench:
-    return bench_for(target, "fp32", profile=PROFILE)
+def subject_of(target: Target) -> Subject:
+    return subject_for(target, "fp32", profile=PROFILE)
 
 
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_a_wrong_block_fails(op: str, row: Property) -> None:
-    found = hunt(bench_of(wrong(op, row.id)), shortened(row), seed=1)
+    found = hunt(subject_of(wrong(op, row.id)), shortened(row), seed=1)
     if Verdict.FAIL not in {record.verdict for record in found}:
-        found = hunt(bench_of(wrong(op, row.id)), replace(row, search=None), seed=1)
+        found = hunt(subject_of(wrong(op, row.id)), replace(row, search=None), seed=1)
     assert Verdict.FAIL in {record.verdict for record in found}
 
 
 @pytest.mark.parametrize(("op", "row"), ROWS)
 def test_an_honest_block_lives(op: str, row: Property) -> None:
     target = target_from(HONEST[op], spec=f"targets.honest.{op}:{op}")
-    found = [record.verdict for record in hunt(bench_of(target), shortened(row), seed=2)]
+    found = [record.verdict for record in hunt(subject_of(target), shortened(row), seed=2)]
     assert set(found) <= {Verdict.PASS, Verdict.VACUOUS, Verdict.EXEMPT}
     assert Verdict.PASS in found

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from properties import views
-from properties.attention_layouts import PAGED_PROPERTIES, VARLEN_PROPERTIES
-from properties.bench import PROFILES, Bench, bench_for
-from properties.layout_relations import alone, of_sequence
-from properties.layout_strategies import layout_input
+from properties.checks import views
+from properties.judge.verdict import Verdict
+from properties.ops.layouts.inputs import layout_input
+from properties.ops.layouts.relations import alone, of_sequence
+from properties.ops.layouts.table import PAGED_PROPERTIES, VARLEN_PROPERTIES
 from properties.property import Property
 from properties.search import hunt, judge
-from properties.verdict import Verdict
-from targets import frameworks
-from targets.base import target_from
+from properties.subject import PROFILES, Subject, subject_for
+from targets.calling import frameworks
+from targets.calling.target import target_from
 from targets.honest import layouts
 from targets.honest.describe import CONVENTIONS
 
@@ -30,8 +30,8 @@ HONEST = {"attention_varlen": layouts.attention_varlen, "attention_paged": layou
 PROFILE = replace(PROFILES["quick"], examples=6, shrink_seconds=0.0, large=256)
 
 
-def bench_of(function: Callable[..., Any], op: str, dtype: str = "fp32") -> Bench:
-    return bench_for(target_from(function, spec="small", op=op), dtype, profile=PROFILE)
+def subject_of(function: Callable[..., Any], op: str, dtype: str = "fp32") -> Subject:
+    return subject_for(target_from(function, spec="small", op=op), dtype, profile=PROFILE)
 
 
 def changed(op: str, change: Change) -> Callable[..., Any]:
@@ -111,13 +111,13 @@ def rows() -> list[Any]:
 @pytest.mark.parametrize(("op", "row"), rows())
 def test_a_wrong_kernel_fails(op: str, row: Property) -> None:
     change = by_page if "where pages lie" in row.title else WRONG[row.id]
-    found = hunt(bench_of(changed(op, change), op), row)
+    found = hunt(subject_of(changed(op, change), op), row)
     assert Verdict.FAIL.value in {r.verdict for r in found}, [r.detail for r in found][:3]
 
 
 @pytest.mark.parametrize(("op", "row"), rows())
 def test_an_honest_kernel_lives(op: str, row: Property) -> None:
-    found = hunt(bench_of(changed(op, lambda out, lse, a: (out, lse)), op), row)
+    found = hunt(subject_of(changed(op, lambda out, lse, a: (out, lse)), op), row)
     legal = {Verdict.PASS.value, Verdict.EXEMPT.value, Verdict.VACUOUS.value}
     assert {r.verdict for r in found} <= legal, [r.detail for r in found if r.verdict not in legal][:3]
     assert Verdict.PASS.value in {r.verdict for r in found}
@@ -125,11 +125,11 @@ def test_an_honest_kernel_lives(op: str, row: Property) -> None:
 
 @pytest.mark.parametrize("op", TABLES)
 def test_a_sequence_alone_is_its_part_of_the_call(op: str) -> None:
-    bench = bench_of(HONEST[op], op)
-    case = layout_input(bench, [(2, 5), (2, 20), (2, 0)], kv_heads=2).case
-    whole = bench.call(case).outputs
+    subject = subject_of(HONEST[op], op)
+    case = layout_input(subject, [(2, 5), (2, 20), (2, 0)], kv_heads=2).case
+    whole = subject.call(case).outputs
     for n in range(3):
-        part, single = of_sequence(case, whole, n), bench.call(alone(case, n)).outputs
+        part, single = of_sequence(case, whole, n), subject.call(alone(case, n)).outputs
         assert {name: a.shape for name, a in part.items()} == {name: a.shape for name, a in single.items()}
         assert all(np.array_equal(part[name], single[name], equal_nan=True) for name in part)
 
@@ -143,12 +143,12 @@ def test_a_declared_invariance_is_held_to_the_bit(op: str) -> None:
 
     row = next(row for row in TABLES[op] if row.id == "P11")
     function = changed(op, nudged)
-    bench = bench_of(function, op)
-    given = layout_input(bench, [(2, 5), (2, 9)])
-    lives = judge(bench, row, given)
+    subject = subject_of(function, op)
+    given = layout_input(subject, [(2, 5), (2, 9)])
+    lives = judge(subject, row, given)
     assert (lives.verdict, lives.metrics["batch_invariant"]) == (Verdict.PASS, 0.0)
     assert "not batch-invariant" in lives.detail
-    held = replace(bench, conventions={**bench.conventions, "batch_invariant": "yes"})
+    held = replace(subject, conventions={**subject.conventions, "batch_invariant": "yes"})
     assert judge(held, row, given).verdict is Verdict.FAIL
 
 
@@ -193,11 +193,11 @@ def test_a_refused_view_is_told_and_no_failure() -> None:
             raise ValueError("contiguous tensors, please")
         return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
 
-    from properties.attention import PROPERTIES
-    from properties.strategies import attention_input
+    from properties.inputs.strategies import attention_input
+    from properties.ops.attention.table import PROPERTIES
 
-    bench = bench_for(target_from(refusing, spec="small"), "fp32", profile=PROFILE)
+    subject = subject_for(target_from(refusing, spec="small"), "fp32", profile=PROFILE)
     row = next(row for row in PROPERTIES if row.id == "P12")
-    judged = judge(bench, row, attention_input(bench, batch=2, kv_heads=2, sq=3, sk=5))
+    judged = judge(subject, row, attention_input(subject, batch=2, kv_heads=2, sq=3, sk=5))
     assert judged.verdict is Verdict.PASS
     assert "refused: ValueError: contiguous tensors, please" in judged.detail

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from properties import attention_backward, model_gate
-from properties.bench import PROFILES, bench_for
-from properties.judging import within_bound
-from properties.recipes import Recipe
-from properties.strategies import attention_input
-from properties.verdict import Verdict
-from targets.base import target_from
+from properties.checks import model_gate
+from properties.inputs.recipes import Recipe
+from properties.inputs.strategies import attention_input
+from properties.judge.judgements import within_bound
+from properties.judge.verdict import Verdict
+from properties.ops.gradients import attention as attention_backward
+from properties.subject import PROFILES, subject_for
+from targets.calling.registry import resolve
+from targets.calling.target import target_from
 from targets.honest.describe import describe
-from targets.registry import resolve
 
 Tensor = torch.Tensor
 
@@ -44,29 +45,29 @@ def cut(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False) -> Any:
 
 @pytest.mark.parametrize("softcap", [None, 100.0])
 def test_a_soft_cap_made_of_exp_is_honest(softcap: float | None) -> None:
-    bench = bench_for(target_from(capped_by_exp, spec="cap", op="attention"), "fp32", profile=PROFILES["quick"])
-    given = attention_input(bench, kv_heads=1, sq=512, sk=64, dims=32, recipe=Recipe("normal", 1))
+    subject = subject_for(target_from(capped_by_exp, spec="cap", op="attention"), "fp32", profile=PROFILES["quick"])
+    given = attention_input(subject, kv_heads=1, sq=512, sk=64, dims=32, recipe=Recipe("normal", 1))
     given = given if softcap is None else replace(given, case=given.case.with_options(softcap=softcap))
-    judged = model_gate.check(bench, given)
+    judged = model_gate.check(subject, given)
     assert judged.verdict is Verdict.PASS
     assert (judged.metrics["model_ratio_out"] > 4) == (softcap is not None)
 
 
 def test_a_contract_that_the_model_does_not_follow_is_reported_only() -> None:
-    bench = bench_for(target_from(cut, spec="cut", op="attention"), "fp32", profile=PROFILES["quick"])
-    given = attention_input(bench, kv_heads=1, sq=512, sk=64, dims=32, recipe=Recipe("normal", 1))
-    assert model_gate.check(bench, given).verdict is Verdict.FAIL
+    subject = subject_for(target_from(cut, spec="cut", op="attention"), "fp32", profile=PROFILES["quick"])
+    given = attention_input(subject, kv_heads=1, sq=512, sk=64, dims=32, recipe=Recipe("normal", 1))
+    assert model_gate.check(subject, given).verdict is Verdict.FAIL
     for fields in ({"tanh": 2.0**-11}, {"tanh_abs": 2.0**-20}, {"output_stores": 2}):
-        forms = tuple(replace(form, **fields) for form in bench.forms)
-        assert model_gate.check(replace(bench, forms=forms), given).verdict is Verdict.PASS
+        forms = tuple(replace(form, **fields) for form in subject.forms)
+        assert model_gate.check(replace(subject, forms=forms), given).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", ["flash_backward:attention_backward", "flash_backward_variants:backward_exp2"])
 def test_honest_gradients_are_near_their_model(name: str, dtype: str) -> None:
-    bench = bench_for(resolve(f"targets.honest.{name}"), dtype, profile=PROFILES["quick"])
-    for given in attention_backward.model_edges(bench):
-        judged = model_gate.check(bench, given)
+    subject = subject_for(resolve(f"targets.honest.{name}"), dtype, profile=PROFILES["quick"])
+    for given in attention_backward.model_edges(subject):
+        judged = model_gate.check(subject, given)
         assert judged.verdict is Verdict.PASS
         assert {f"model_ratio_{n}" for n in ("dq", "dk", "dv")} <= set(judged.metrics)
         assert all(0.3 < ratio < 1.4 for ratio in judged.metrics.values()), judged.metrics
@@ -75,9 +76,9 @@ def test_honest_gradients_are_near_their_model(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_small_systematic_error_of_a_gradient_is_seen(dtype: str) -> None:
     """A truncated P stays within the bound of dV."""
-    bench = bench_for(resolve("targets.mutants.backward_weights_truncated:attention_backward"), dtype)
-    given = list(attention_backward.model_edges(bench))[1]
-    judged = model_gate.check(bench, given)
+    subject = subject_for(resolve("targets.mutants.backward_weights_truncated:attention_backward"), dtype)
+    given = list(attention_backward.model_edges(subject))[1]
+    judged = model_gate.check(subject, given)
     assert judged.verdict is Verdict.FAIL
     assert judged.metrics["model_ratio_dv"] > 1.5 > judged.metrics["model_ratio_dq"]
-    assert within_bound(bench, given).verdict is Verdict.PASS
+    assert within_bound(subject, given).verdict is Verdict.PASS

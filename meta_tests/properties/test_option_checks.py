@@ -9,29 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from properties import attention_options as options
-from properties import attention_relations as relations
-from properties.attention import PROPERTIES
-from properties.attention_merge import split_merge
-from properties.attention_options import Extras
-from properties.bench import PROFILES, Bench, bench_for
-from properties.conventions import probe
-from properties.empty_rows import empty_rows
+from properties.inputs.recipes import Logits, Mask
+from properties.inputs.strategies import attention_input
+from properties.judge.empty_rows import empty_rows
+from properties.judge.verdict import Verdict
+from properties.ops.attention import options, relations
+from properties.ops.attention.merge import split_merge
+from properties.ops.attention.options import Extras
+from properties.ops.attention.table import PROPERTIES
 from properties.property import Property
-from properties.recipes import Logits, Mask
 from properties.search import judge
-from properties.strategies import attention_input
-from properties.verdict import Verdict
-from targets.base import target_from
+from properties.subject import PROFILES, Subject, subject_for
+from targets.calling.registry import resolve
+from targets.calling.target import target_from
 from targets.honest import flash, flash_variants
-from targets.registry import resolve
+from targets.probing.probes import probe
 
 Tensor = torch.Tensor
 
 
-def bench_of(function: Any, dtype: str = "fp32") -> Bench:
+def subject_of(function: Any, dtype: str = "fp32") -> Subject:
     target = target_from(function, spec="small", op="attention")
-    return bench_for(target, dtype, conventions=probe(target, dtype), profile=PROFILES["quick"])
+    return subject_for(target, dtype, conventions=probe(target, dtype), profile=PROFILES["quick"])
 
 
 def row(id: str) -> Property:
@@ -42,18 +41,18 @@ def row(id: str) -> Property:
 @pytest.mark.parametrize("function", [flash.attention, flash_variants.other_options, flash_variants.exp2_domain])
 def test_a_sink_is_counted_by_one_part(function: Any, sink: float) -> None:
     """Whether the LSE includes it or not, and where a part sees nothing but the sink."""
-    bench = bench_of(function)
+    subject = subject_of(function)
     for mask in (None, Mask("bool", "first"), Mask("bool", "last")):
-        given = attention_input(bench, kv_heads=2, sq=3, sk=40, mask=mask, extras=Extras(sink=sink))
-        assert split_merge(bench, given).verdict is Verdict.PASS
-        assert judge(bench, row("P7"), given).verdict is Verdict.PASS
+        given = attention_input(subject, kv_heads=2, sq=3, sk=40, mask=mask, extras=Extras(sink=sink))
+        assert split_merge(subject, given).verdict is Verdict.PASS
+        assert judge(subject, row("P7"), given).verdict is Verdict.PASS
 
 
 def test_an_lse_that_lacks_the_sink_is_no_merge() -> None:
     function = resolve("targets.mutants.lse_without_sink:attention").function
-    bench = bench_of(function)
-    given = attention_input(bench, sq=3, sk=40, extras=Extras(sink=3.0))
-    assert split_merge(bench, given).verdict is Verdict.FAIL
+    subject = subject_of(function)
+    given = attention_input(subject, sq=3, sk=40, extras=Extras(sink=3.0))
+    assert split_merge(subject, given).verdict is Verdict.FAIL
 
 
 def only_a_sink(lse: float) -> Any:
@@ -71,30 +70,32 @@ def only_a_sink(lse: float) -> Any:
 
 @pytest.mark.parametrize(("lse", "verdict"), [(1.0, Verdict.PASS), (-np.inf, Verdict.FAIL), (1.001, Verdict.FAIL)])
 def test_a_row_with_nothing_but_a_sink_has_its_logit(lse: float, verdict: Verdict) -> None:
-    bench = bench_of(flash.attention)
-    wrong = replace(bench, target=target_from(only_a_sink(lse), spec="small", op="attention"))
+    subject = subject_of(flash.attention)
+    wrong = replace(subject, target=target_from(only_a_sink(lse), spec="small", op="attention"))
     given = attention_input(wrong, sq=5, sk=7, mask=Mask("bool", "rows"), extras=Extras(sink=1.0))
     assert judge(wrong, row("P3"), given).verdict is verdict
 
 
 def test_an_empty_row_follows_its_convention_where_there_is_no_sink() -> None:
-    from oracle.enclosure import enclose
+    from oracle.evaluate import enclose
 
-    bench = bench_of(flash.attention)
-    case = attention_input(bench, sq=5, sk=7, mask=Mask("bool", "rows")).case
+    subject = subject_of(flash.attention)
+    case = attention_input(subject, sq=5, sk=7, mask=Mask("bool", "rows")).case
     block = enclose(case)[0]
     rows = len(block.rows)
     ones = {"out": np.ones((rows, 16), dtype=np.float32), "lse": np.full((rows, 1), -np.inf, dtype=np.float32)}
-    assert "value of an empty row is not zero" in empty_rows(bench, case, block, ones)
+    assert "value of an empty row is not zero" in empty_rows(subject, case, block, ones)
     zeros = {**ones, "out": 0 * ones["out"]}
-    assert empty_rows(bench, case, block, zeros) == ""
-    assert "LSE of an empty row is not -inf" in empty_rows(bench, case, block, {**zeros, "lse": 0 * ones["out"][:, :1]})
+    assert empty_rows(subject, case, block, zeros) == ""
+    assert "LSE of an empty row is not -inf" in empty_rows(
+        subject, case, block, {**zeros, "lse": 0 * ones["out"][:, :1]}
+    )
 
 
 def test_ends_of_a_window_are_watched() -> None:
-    bench = bench_of(flash.attention)
+    subject = subject_of(flash.attention)
     for sq, window, ends in ((1, (3, 0), {5, 6}), (10, (2, 1), None)):
-        case = attention_input(bench, sq=sq, sk=10, extras=Extras(window=window)).case
+        case = attention_input(subject, sq=sq, sk=10, extras=Extras(window=window)).case
         visible = relations.visible_rows(case)
         watched = relations.watched_keys(case, visible, 2)
         assert ends is None or ends <= set(watched)
@@ -103,20 +104,20 @@ def test_ends_of_a_window_are_watched() -> None:
 
 
 def test_the_hull_of_values_includes_the_sink() -> None:
-    bench = bench_of(flash.attention)
-    given = attention_input(bench, sq=3, sk=9, extras=Extras(sink=4.0))
+    subject = subject_of(flash.attention)
+    given = attention_input(subject, sq=3, sk=9, extras=Extras(sink=4.0))
     shifted = given.case.with_arrays(v=given.case.arrays["v"] + np.float32(10))
-    assert relations.partition_of_unity(bench, replace(given, case=shifted)).verdict is Verdict.PASS
+    assert relations.partition_of_unity(subject, replace(given, case=shifted)).verdict is Verdict.PASS
 
 
 def test_options_are_those_of_the_target_and_mean_what_it_says() -> None:
     every = Extras((3, 0), 5.0, "sequences", 1.0)
-    bench = bench_of(flash_variants.other_options, "bf16")
-    made = options.option_values(bench, every, batch=2, heads=6)
+    subject = subject_of(flash_variants.other_options, "bf16")
+    made = options.option_values(subject, every, batch=2, heads=6)
     assert made["alibi_slopes"].shape == (2, 6)
     assert made["alibi_slopes"].dtype == np.float32
     assert len(np.unique(made["alibi_slopes"])) == 12
-    assert made["sinks"].dtype == bench.fmt.dtype
+    assert made["sinks"].dtype == subject.fmt.dtype
     assert len(np.unique(made["sinks"].astype(np.float64))) == 6
     said = {"window_left": "excluded", "softcap_order": "after_mask", "alibi_bias": "key_index", "lse_sink": "excluded"}
     assert {name: made[name] for name in said} == said
@@ -124,22 +125,22 @@ def test_options_are_those_of_the_target_and_mean_what_it_says() -> None:
     def plain(q: Tensor, k: Tensor, v: Tensor, *, softcap: float | None = None) -> Any:
         return flash.attention(q, k, v, softcap=softcap)
 
-    assert set(options.option_values(bench_of(plain), every, batch=2, heads=6)) == {"softcap"}
-    assert options.held(bench_of(plain)) == ["softcap"]
+    assert set(options.option_values(subject_of(plain), every, batch=2, heads=6)) == {"softcap"}
+    assert options.held(subject_of(plain)) == ["softcap"]
 
 
 def test_each_option_is_drawn_in_part_of_the_cases() -> None:
     import hypothesis
     from hypothesis import strategies as st
 
-    bench, seen = bench_of(flash.attention), []
+    subject, seen = subject_of(flash.attention), []
 
     @hypothesis.settings(max_examples=150, database=None, derandomize=True)
     @hypothesis.given(st.data())
     def drawn(data: Any) -> None:
-        seen.append(options.drawn(data.draw, bench, options.NAMES))
-        assert options.drawn(data.draw, bench, options.NAMES, one=True) != options.NONE
-        assert set(options.drawn(data.draw, bench, ("softcap",)).facts()) <= {"softcap"}
+        seen.append(options.drawn(data.draw, subject, options.NAMES))
+        assert options.drawn(data.draw, subject, options.NAMES, one=True) != options.NONE
+        assert set(options.drawn(data.draw, subject, ("softcap",)).facts()) <= {"softcap"}
 
     drawn()
     for field in ("window", "softcap", "alibi", "sink"):
@@ -153,9 +154,9 @@ def test_steps_differ_from_all_at_once_where_one_query_is_another_kernel() -> No
         return flash.attention(q, k, v, scale=scale, is_causal=is_causal, return_lse=return_lse)
 
     for function, verdict in ((other_scale, Verdict.FAIL), (flash.attention, Verdict.PASS)):
-        bench = bench_of(function)
-        given = attention_input(bench, sq=6, sk=6, is_causal=True, logits=Logits("ascending", 3.0))
-        assert judge(bench, row("P10"), given).verdict is verdict
+        subject = subject_of(function)
+        given = attention_input(subject, sq=6, sk=6, is_causal=True, logits=Logits("ascending", 3.0))
+        assert judge(subject, row("P10"), given).verdict is verdict
 
 
 def test_splits_that_lose_a_key_differ() -> None:
@@ -164,5 +165,5 @@ def test_splits_that_lose_a_key_differ() -> None:
         return flash.attention(q, k[:, :, :keys], v[:, :, :keys])
 
     for function, verdict in ((losing, Verdict.FAIL), (flash_variants.splits_as_asked, Verdict.PASS)):
-        bench = bench_of(function)
-        assert judge(bench, row("P11"), attention_input(bench, batch=3, sq=2, sk=37)).verdict is verdict
+        subject = subject_of(function)
+        assert judge(subject, row("P11"), attention_input(subject, batch=3, sq=2, sk=37)).verdict is verdict

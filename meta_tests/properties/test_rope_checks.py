@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from oracle.case import Case
-from properties.bench import PROFILES, Bench, bench_for
-from properties.conventions import probe
+from properties.judge.verdict import Verdict
+from properties.ops.rope.relations import angle_error_of
+from properties.ops.rope.scalings import decode_edges, scaling_edges
+from properties.ops.rope.table import position_sweep
 from properties.property import properties_for
-from properties.rope import position_sweep
-from properties.rope_relations import angle_error_of
-from properties.rope_scalings import decode_edges, scaling_edges
 from properties.search import hunt, judge
-from properties.verdict import Verdict
-from targets.registry import resolve
+from properties.subject import PROFILES, Subject, subject_for
+from targets.calling.registry import resolve
+from targets.probing.probes import probe
 
 PROFILE = replace(PROFILES["quick"], examples=2, shrink_seconds=0.0)
 
 
-def bench_of(name: str, dtype: str = "fp32") -> Bench:
+def subject_of(name: str, dtype: str = "fp32") -> Subject:
     target = resolve(name)
-    return bench_for(target, dtype, conventions=probe(target, dtype), profile=PROFILE)
+    return subject_for(target, dtype, conventions=probe(target, dtype), profile=PROFILE)
 
 
 def titled(op: str, id: str, words: str) -> Any:
@@ -34,11 +34,11 @@ def titled(op: str, id: str, words: str) -> Any:
 
 def angle_errors(name: str) -> dict[int, float]:
     """Position -> largest angle error in radians, as the sweep records it."""
-    bench = bench_of(name)
-    row = titled(bench.op, "P1", "angles by position")
+    subject = subject_of(name)
+    row = titled(subject.op, "P1", "angles by position")
     found: dict[int, float] = {}
-    for given in row.edges(bench):
-        judged = judge(bench, row, given)
+    for given in row.edges(subject):
+        judged = judge(subject, row, given)
         assert judged.verdict in (Verdict.PASS, Verdict.VACUOUS), judged
         p = int(given.features["position"])
         found[p] = max(found.get(p, 0.0), judged.metrics["angle_error"])
@@ -46,7 +46,7 @@ def angle_errors(name: str) -> dict[int, float]:
 
 
 def test_the_sweep_covers_2_10_to_2_24_and_131071() -> None:
-    deep = replace(bench_of("seed_rope_torch"), profile=PROFILES["default"])
+    deep = replace(subject_of("seed_rope_torch"), profile=PROFILES["default"])
     places = {given.features["position"] for given in position_sweep(deep)}
     assert places >= {2**e for e in range(10, 25)} | {131071}
 
@@ -79,18 +79,18 @@ def test_float32_angles_are_off_by_4e_3_at_131071() -> None:
 
 
 def test_records_of_the_sweep_hold_the_figure() -> None:
-    bench = bench_of("seed_rope_torch", "bf16")
+    subject = subject_of("seed_rope_torch", "bf16")
     row = titled("rope", "P1", "angles by position")
-    records = hunt(bench, row)
+    records = hunt(subject, row)
     assert records and all(isinstance(r.metrics["angle_error"], float) for r in records)
     assert {r.features["sweep"] for r in records} == {"position"}
 
 
 @pytest.mark.parametrize("name", ["seed_rope_torch", "seed_rope_numpy", "triton_rope", "seed_rope_torch_backward"])
 def test_built_in_targets_keep_every_scaling(name: str) -> None:
-    bench = bench_of(name)
-    row = titled(bench.op, "P21", "as the parameters say")
-    verdicts = [judge(bench, row, given).verdict for given in scaling_edges(bench)]
+    subject = subject_of(name)
+    row = titled(subject.op, "P21", "as the parameters say")
+    verdicts = [judge(subject, row, given).verdict for given in scaling_edges(subject)]
     unsupported = verdicts.count(Verdict.UNSUPPORTED)
     # One set of frequencies for each sequence, and for Triton the sections.
     if name == "seed_rope_numpy":
@@ -104,19 +104,19 @@ def test_a_target_without_scaling_is_not_asked() -> None:
     def rope(x: Any, positions: Any) -> Any:
         raise AssertionError("called")
 
-    from targets.base import target_from
+    from targets.calling.target import target_from
 
-    bench = bench_for(target_from(rope, spec="rope"), "fp32", profile=PROFILE)
+    subject = subject_for(target_from(rope, spec="rope"), "fp32", profile=PROFILE)
     for row in properties_for("rope"):
         if row.id == "P21":
-            assert {r.verdict for r in hunt(bench, row)} == {Verdict.UNSUPPORTED}
+            assert {r.verdict for r in hunt(subject, row)} == {Verdict.UNSUPPORTED}
 
 
 def test_decoding_is_asked_one_by_one() -> None:
     """A target that restarts only for single tokens dies by P10 alone at those."""
-    bench = bench_of("targets.mutants.rope_single_token_one_behind:rope")
+    subject = subject_of("targets.mutants.rope_single_token_one_behind:rope")
     row = titled("rope", "P10", "any run")
-    verdicts = [judge(bench, row, given).verdict for given in decode_edges(bench)]
+    verdicts = [judge(subject, row, given).verdict for given in decode_edges(subject)]
     assert Verdict.FAIL in verdicts
-    honest = bench_of("targets.honest.rope:rope")
+    honest = subject_of("targets.honest.rope:rope")
     assert {judge(honest, row, given).verdict for given in decode_edges(honest)} == {Verdict.PASS}

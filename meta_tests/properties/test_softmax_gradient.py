@@ -11,30 +11,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from properties import softmax, softmax_backward
-from properties.bench import PROFILES, Bench, bench_for
+from properties.judge.verdict import Verdict
+from properties.ops.gradients import softmax as softmax_backward
+from properties.ops.softmax import table as softmax
 from properties.property import Property
 from properties.search import hunt
-from properties.verdict import Verdict
-from targets.base import target_from
+from properties.subject import PROFILES, Subject, subject_for
+from targets.calling.registry import resolve
+from targets.calling.target import target_from
 from targets.honest.softmax import log_softmax as honest_log
 from targets.honest.softmax import logsumexp as honest_lse
 from targets.honest.softmax import softmax as honest
 from targets.honest.softmax import softmax_exp2
-from targets.registry import resolve
 
 PROFILE = replace(PROFILES["quick"], examples=5, shrink_seconds=0.0, large=256)
 P14 = next(row for row in softmax.PROPERTIES if row.id == "P14")
 LEGAL = {Verdict.PASS, Verdict.VACUOUS, Verdict.EXEMPT}
 
 
-def bench_of(function: Callable[..., Any] | str, op: str, dtype: str, *, contract: str | None = None) -> Bench:
+def subject_of(function: Callable[..., Any] | str, op: str, dtype: str, *, contract: str | None = None) -> Subject:
     target = resolve(function) if isinstance(function, str) else target_from(function, spec="small", op=op)
-    return bench_for(target, dtype, contract=contract, profile=PROFILE)
+    return subject_for(target, dtype, contract=contract, profile=PROFILE)
 
 
-def verdicts(bench: Bench, row: Property) -> list[Any]:
-    return [record.verdict for record in hunt(bench, row, seed=3)]
+def verdicts(subject: Subject, row: Property) -> list[Any]:
+    return [record.verdict for record in hunt(subject, row, seed=3)]
 
 
 def scaled_back(x: Tensor) -> Tensor:
@@ -95,14 +96,14 @@ WRONG: dict[str, Callable[..., Any]] = {
 def test_a_wrong_kernel_fails_each_row(row: Property) -> None:
     kernel = WRONG[row.id]
     kernel.__attn_oracle__ = {"op": "softmax_backward", "framework": "numpy"}  # type: ignore[attr-defined]
-    assert Verdict.FAIL in verdicts(bench_of(kernel, "softmax_backward", "fp32"), row)
+    assert Verdict.FAIL in verdicts(subject_of(kernel, "softmax_backward", "fp32"), row)
 
 
 @pytest.mark.parametrize("row", softmax_backward.PROPERTIES, ids=lambda row: row.id)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_torch_and_an_exact_kernel_pass_each_row(row: Property, dtype: str) -> None:
     for kernel in ("torch_softmax_backward", wrong(right)):
-        found = verdicts(bench_of(kernel, "softmax_backward", dtype), row)
+        found = verdicts(subject_of(kernel, "softmax_backward", dtype), row)
         assert set(found) <= LEGAL, found
         assert Verdict.PASS in found
 
@@ -115,17 +116,17 @@ def test_gradients_of_honest_targets_are_within_their_bound(target: Any, dtype: 
     op = "log_softmax" if target in ("torch_log_softmax", honest_log) else "softmax"
     if target == "torch_log_softmax" and dtype in ("fp16", "bf16"):
         # Its forward pass keeps the row's sum in the input dtype, which the gradient shows.
-        assert Verdict.FAIL in verdicts(bench_of(target, op, dtype), P14)
-        found = verdicts(bench_of(target, op, dtype, contract="input"), P14)
+        assert Verdict.FAIL in verdicts(subject_of(target, op, dtype), P14)
+        found = verdicts(subject_of(target, op, dtype, contract="input"), P14)
     else:
-        found = verdicts(bench_of(target, op, dtype), P14)
+        found = verdicts(subject_of(target, op, dtype), P14)
     assert set(found) <= LEGAL, found
     assert found.count(Verdict.PASS) >= 5
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_a_wrong_gradient_of_a_right_output_fails(dtype: str) -> None:
-    assert Verdict.FAIL in verdicts(bench_of(scaled_back, "softmax", dtype), P14)
+    assert Verdict.FAIL in verdicts(subject_of(scaled_back, "softmax", dtype), P14)
 
 
 def test_what_has_no_gradient_is_unsupported() -> None:
@@ -137,4 +138,4 @@ def test_what_has_no_gradient_is_unsupported() -> None:
 
     of_numpy.__attn_oracle__ = {"op": "softmax", "framework": "numpy"}  # type: ignore[attr-defined]
     for function, op in ((detached, "softmax"), (of_numpy, "softmax"), (honest_lse, "logsumexp")):
-        assert set(verdicts(bench_of(function, op, "fp32"), P14)) == {Verdict.UNSUPPORTED}
+        assert set(verdicts(subject_of(function, op, "fp32"), P14)) == {Verdict.UNSUPPORTED}

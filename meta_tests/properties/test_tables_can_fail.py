@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta_tests.properties.small_kernels import (
+from meta_tests.kernels.small_kernels import (
     Array,
     apply_kernel,
     described,
@@ -22,14 +22,16 @@ from meta_tests.properties.small_kernels import (
     rows_kernel,
 )
 from oracle.formats import FORMATS
-from properties import mla, rope, softmax
-from properties.bench import PROFILES, Bench, bench_for
-from properties.conventions import probe
+from properties.judge.verdict import Verdict
+from properties.ops.mla import table as mla
+from properties.ops.rope import table as rope
+from properties.ops.softmax import table as softmax
 from properties.property import Property
 from properties.search import hunt, judge
-from properties.verdict import Verdict
-from targets.base import Target, target_from
-from targets.registry import resolve
+from properties.subject import PROFILES, Subject, subject_for
+from targets.calling.registry import resolve
+from targets.calling.target import Target, target_from
+from targets.probing.probes import probe
 
 SOFTMAX_OPS = ("softmax", "log_softmax", "logsumexp")
 TABLES: dict[str, tuple[Property, ...]] = {
@@ -296,20 +298,20 @@ def wrong_for(op: str, row: Property) -> tuple[Kernel | str, str]:
     return WRONG[(op, row.id, row.title)] if (op, row.id, row.title) in WRONG else WRONG[(op, row.id, None)]
 
 
-def bench_of(kernel: Kernel | str, op: str, dtype: str) -> Bench:
+def subject_of(kernel: Kernel | str, op: str, dtype: str) -> Subject:
     target: Target = (
         resolve(kernel, op=op) if isinstance(kernel, str) else target_from(kernel, spec=f"small {op}", op=op)
     )
-    return bench_for(target, dtype, conventions=probe(target, dtype), profile=PROFILE)
+    return subject_for(target, dtype, conventions=probe(target, dtype), profile=PROFILE)
 
 
-def first_failure(bench: Bench, row: Property) -> str:
+def first_failure(subject: Subject, row: Property) -> str:
     """What the first failing input says, edges before the search; an empty string if nothing fails."""
-    for edge in row.edges(bench):
-        judgement = judge(bench, row, edge)
+    for edge in row.edges(subject):
+        judgement = judge(subject, row, edge)
         if judgement.verdict is Verdict.FAIL:
             return judgement.detail
-    records = hunt(bench, replace(row, edges=lambda _: ()), seed=1)
+    records = hunt(subject, replace(row, edges=lambda _: ()), seed=1)
     return next((record.detail for record in records if record.verdict == Verdict.FAIL), "")
 
 
@@ -321,7 +323,7 @@ def test_every_row_has_a_wrong_kernel() -> None:
 
 @pytest.mark.parametrize(("op", "row"), rows())
 def test_the_wrong_kernel_fails(op: str, row: Property) -> None:
-    detail = first_failure(bench_of(*_ordered(op, row)), row)
+    detail = first_failure(subject_of(*_ordered(op, row)), row)
     assert detail
     assert "\n" not in detail
 
@@ -334,7 +336,7 @@ def _ordered(op: str, row: Property) -> tuple[Kernel | str, str, str]:
 @pytest.mark.parametrize(("op", "row"), rows())
 def test_the_honest_kernel_lives(op: str, row: Property) -> None:
     dtype = wrong_for(op, row)[1]
-    records = hunt(bench_of(HONEST[op], op, dtype), row, seed=2)
+    records = hunt(subject_of(HONEST[op], op, dtype), row, seed=2)
     # UNSUPPORTED: one set of frequencies for each sequence (P21), which these kernels do not make.
     legal = {Verdict.PASS, Verdict.VACUOUS, Verdict.EXEMPT, *([Verdict.UNSUPPORTED] if row.id == "P21" else [])}
     assert {record.verdict for record in records} <= legal, [r.detail for r in records if r.verdict not in legal][:2]
@@ -344,4 +346,4 @@ def test_the_honest_kernel_lives(op: str, row: Property) -> None:
 @pytest.mark.parametrize("op", SOFTMAX_OPS[:2])
 def test_no_logsumexp_is_asked_of_softmax(op: str) -> None:
     row = next(row for row in softmax.PROPERTIES if row.id == "P8")
-    assert {record.verdict for record in hunt(bench_of(HONEST[op], op, "fp32"), row)} == {Verdict.UNSUPPORTED}
+    assert {record.verdict for record in hunt(subject_of(HONEST[op], op, "fp32"), row)} == {Verdict.UNSUPPORTED}

@@ -12,8 +12,8 @@ import pytest
 
 from meta_tests.reports.synthetic import ENVIRONMENT, FAILED, PASSED, append, write
 from properties.record import Journal
-from reports.conclude import conclude
-from reports.load import UnlikeRuns, Untested, load
+from reports.command.conclude import conclude
+from reports.run.load import UnlikeRuns, Untested, load
 
 
 def test_records_come_back_equal(tmp_path: Path) -> None:

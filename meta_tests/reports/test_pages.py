@@ -16,13 +16,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meta_tests.reports.synthetic import ENVIRONMENT, FAILED, PASSED, append, sweeps, write
+from properties.judge.verdict import Verdict
 from properties.record import Record
-from properties.verdict import Verdict
-from reports import render_html, render_markdown, sections
-from reports.build import build
-from reports.document import Code, Command, Link, Panel, Paragraph, Plot, Section, Table
-from reports.load import UnlikeRuns
-from reports.markup import tag
+from reports.content import sections
+from reports.page import render_html, render_markdown
+from reports.page.build import build
+from reports.page.document import Code, Command, Link, Panel, Paragraph, Plot, Section, Table
+from reports.page.markup import tag
+from reports.run.load import UnlikeRuns
 
 HOSTILE = "<script>alert(1)</script>\"'`|*_[x](javascript:x)\n# <img src=x onerror=y> & --> ]]> \x00\ud800"
 _VOID = {"meta", "br", "hr", "img", "link", "input", "line", "circle", "path", "rect", "polyline", "use"}
@@ -82,7 +83,7 @@ def pages(folder: Path) -> tuple[str, str]:
 
 
 def prose(markdown: str) -> str:
-    """Markdown without its fences and code spans: where markup would be markup."""
+    """Markdown without its guards and code spans: where markup would be markup."""
     bare = re.sub(r"^(`{3,})[^`\n]*\n.*?\n\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"(?<![`\\])(`+)(?!`).*?(?<!`)\1(?!`)", "", bare)
 
@@ -292,8 +293,8 @@ def test_hostile_text_stays_text_in_markdown(hostile: tuple[str, str]) -> None:
     assert re.sub(r'<a id="[a-z0-9-]+"></a>', "", bare).replace("\\<", "").count("<") == 0
     assert not re.search(r"(?<!\\)\]\((?!#|https://arxiv)", bare)
     assert not re.search(r"^ {0,3}# <img", bare, re.MULTILINE)
-    fences = re.findall(r"^(`{3,})", hostile[0], re.MULTILINE)
-    assert len(fences) % 2 == 0
+    guards = re.findall(r"^(`{3,})", hostile[0], re.MULTILINE)
+    assert len(guards) % 2 == 0
     assert "\x00" not in hostile[0]
 
 
@@ -317,16 +318,16 @@ def test_any_text_in_html_is_that_text(text: str) -> None:
 @given(st.text(alphabet="`ab |<"))
 def test_no_text_ends_its_code_span(text: str) -> None:
     span = render_markdown.code(text)
-    fence = re.match(r"`+", span)
-    assert fence is not None
-    assert span.endswith(fence.group())
-    inner = span[len(fence.group()) : -len(fence.group())]
-    assert fence.group() not in re.findall(r"`+", inner)
+    guard = re.match(r"`+", span)
+    assert guard is not None
+    assert span.endswith(guard.group())
+    inner = span[len(guard.group()) : -len(guard.group())]
+    assert guard.group() not in re.findall(r"`+", inner)
 
 
 @given(st.text(alphabet="`a\n"))
 def test_no_text_ends_its_fence(text: str) -> None:
-    first, *inner, last = render_markdown.fenced(text).split("\n")
+    first, *inner, last = render_markdown.guarded(text).split("\n")
     assert set(last) == {"`"}
     assert first == last + "sh"
     assert not any(line.strip().startswith(last) for line in inner)

@@ -11,10 +11,10 @@ import pytest
 
 from meta_tests.reports.synthetic import PASSED, sweeps
 from properties.record import Record
-from reports import svg
-from reports.document import Panel, Plot, Point, Series
-from reports.load import Run
-from reports.plots import ATTENTION, FIGURES, as_table, first_overflow, plot, points
+from reports.content.plots import ATTENTION, FIGURES, as_table, first_overflow, plot, points
+from reports.page import svg
+from reports.page.document import Panel, Plot, Point, Series
+from reports.run.load import Run
 
 FIGURE = {row.id: row for row in FIGURES}
 

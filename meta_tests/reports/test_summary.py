@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from meta_tests.reports.synthetic import FAILED, PASSED, write
-from properties.verdict import Verdict
-from reports.blind_spots import seen, spots
-from reports.load import Run, load
-from reports.summary import (
+from properties.judge.verdict import Verdict
+from reports.content.blind_spots import seen, spots
+from reports.content.wording import case_size, difference, exact_value, figure
+from reports.run.load import Run, load
+from reports.run.summary import (
     GRAVEST_FIRST,
     by_subject,
     code_of,
@@ -24,7 +25,6 @@ from reports.summary import (
     property_rows,
     worst_ratio,
 )
-from reports.wording import case_size, difference, exact_value, figure
 
 
 def run_of(*records: object, faults: tuple[str, ...] = ()) -> Run:

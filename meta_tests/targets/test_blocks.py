@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from targets.mla_block import Settings, Weights, decode, mla_block
-from targets.seed_gqa import GroupedQueryAttention, gqa_block
+from targets.builtin.mla_block import Settings, Weights, decode, mla_block
+from targets.builtin.seed_gqa import GroupedQueryAttention, gqa_block
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 # A layer stores some ten intermediates, each the sum of many independent products; their errors add like a walk.

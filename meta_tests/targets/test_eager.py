@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tests.targets.dense_reference import attention as reference
-from targets import eager, eager_layouts
+from meta_tests.kernels.dense_reference import attention as reference
+from targets.builtin import eager, eager_layouts
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OPTIONS = {

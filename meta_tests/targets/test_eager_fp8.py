@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from meta_tests.targets.test_honest_variants import load
-from targets.eager_fp8 import attention
+from targets.builtin.eager_fp8 import attention
 from targets.honest.table import HONEST
 from targets.mutants.table import MUTANTS
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-KERNELS = ["targets.eager_fp8:attention", *(row.target for row in HONEST if set(row.dtypes) <= set(DTYPES))]
+KERNELS = ["targets.builtin.eager_fp8:attention", *(row.target for row in HONEST if set(row.dtypes) <= set(DTYPES))]
 DESCALES = ("q_descale", "k_descale", "v_descale")
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tests.targets.dense_reference import attention as reference
-from targets import flex
+from meta_tests.kernels.dense_reference import attention as reference
+from targets.third_party import torch_flex as flex
 
 SLOPES = torch.tensor([[0.5, 0.25, 0.125, 0.0625], [1.0, 0.0, 0.5, 0.25]])
 BOOLEAN = torch.rand(2, 1, 20, 30, generator=torch.Generator().manual_seed(1)) < 0.3

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from oracle.case import Case
-from oracle.enclosure import enclose
-from targets.base import Target, run, target_from
-from targets.gradient import gradient_of, with_gradients
-from targets.probes import tiny_case
+from oracle.evaluate import enclose
+from targets.calling.gradient import gradient_of, with_gradients
+from targets.calling.target import Target, run, target_from
+from targets.probing.probes import tiny_case
 
 
 def attend(q: Any, k: Any, v: Any, *, causal: bool = False, mask: Any = None, sinks: Any = None) -> Any:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meta_tests.targets import plain_reference
-from meta_tests.targets.plain_reference import Exact
+from meta_tests.kernels import plain_reference
+from meta_tests.kernels.plain_reference import Exact
 from targets.honest.table import HONEST, Honest
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

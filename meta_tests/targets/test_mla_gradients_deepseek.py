@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from meta_tests.targets.test_mla_deepseek import CORES, core_case, tensors, within_limits
-from oracle.bounds.mla_backward import bounds
-from oracle.bounds.presets import declared_forms
+from oracle.bounds.mla.gradient import bounds
 from oracle.case import Case
-from oracle.enclosure import enclose
+from oracle.contract.presets import declared_forms
+from oracle.evaluate import enclose
 from oracle.formats import FORMATS
-from oracle.ops.mla_backward_case import DC, DQ, DUK, DUV, OUTPUTS, row_count
-from targets.base import target_from
-from targets.gradient import gradient_of
+from oracle.ops.mla.gradient_case import DC, DQ, DUK, DUV, OUTPUTS, row_count
+from targets.calling.gradient import gradient_of
+from targets.calling.target import target_from
 
 pytestmark = pytest.mark.deep
 

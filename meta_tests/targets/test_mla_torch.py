@@ -1,4 +1,4 @@
-"""targets.mla_torch: both forms keep the contracts that they declare, and nothing stricter."""
+"""targets.builtin.mla_torch: both forms keep the contracts that they declare, and nothing stricter."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from oracle.arithmetic.ball import BallArithmetic
-from oracle.bounds import mla as bounds_mla
-from oracle.bounds.presets import declared_forms
+from oracle.block import Block
+from oracle.bounds.mla import output as bounds_mla
 from oracle.case import Case
-from oracle.enclosure import Block
+from oracle.contract.presets import declared_forms
 from oracle.formats import FORMATS
-from oracle.ops import mla_case
-from targets import mla_torch
+from oracle.ops.mla import case as mla_case
+from targets.builtin import mla_torch
 
 TARGETS = (mla_torch.mla_materialised, mla_torch.mla_absorbed)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meta_tests.targets import plain_reference
-from meta_tests.targets.plain_reference import Exact
+from meta_tests.kernels import plain_reference
+from meta_tests.kernels.plain_reference import Exact
 from meta_tests.targets.test_honest_variants import DTYPES, assert_close, load, outputs
 from targets import mutants
 from targets.mutants.smallest import SIDE_EFFECTS, SMALLEST

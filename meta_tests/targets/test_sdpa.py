@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tests.targets.dense_reference import attention as reference
-from meta_tests.targets.dense_reference import gradients
-from targets import sdpa
+from meta_tests.kernels.dense_reference import attention as reference
+from meta_tests.kernels.dense_reference import gradients
+from targets.third_party import torch_sdpa as sdpa
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

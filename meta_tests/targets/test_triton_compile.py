@@ -2,7 +2,7 @@
 
 import pytest
 
-from targets.triton_compile import POINTERS, Build, compile_kernels
+from targets.builtin.triton.compile import POINTERS, Build, compile_kernels
 
 H100_SHARED_BYTES, A100_SHARED_BYTES = 232448, 166912  # the most that one block may ask for
 EVERYDAY = [

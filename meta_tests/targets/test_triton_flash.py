@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from targets import triton_flash
-from targets.triton_flash import TILE_K, TILE_Q, attention
+from targets.builtin.triton import flash as triton_flash
+from targets.builtin.triton.flash import TILE_K, TILE_Q, attention
 
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 HALF_SUBNORMAL = {torch.float32: 2.0**-150, torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}

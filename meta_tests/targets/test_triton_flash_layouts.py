@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from meta_tests.targets.test_eager import OPTIONS, case, check_paged, check_varlen
-from targets.triton_flash import attention
-from targets.triton_flash_layouts import attention_paged, attention_varlen
+from targets.builtin.triton.flash import attention
+from targets.builtin.triton.flash_layouts import attention_paged, attention_varlen
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tests.targets.dense_reference import attention as reference
-from meta_tests.targets.dense_reference import gradients
-from targets.triton_flash import attention, attention_backward
+from meta_tests.kernels.dense_reference import attention as reference
+from meta_tests.kernels.dense_reference import gradients
+from targets.builtin.triton.flash import attention, attention_backward
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from targets import triton_interpreter
-from targets.triton_flash import attention
-from targets.triton_interpreter import (
+from targets.builtin.triton import interpreter as triton_interpreter
+from targets.builtin.triton.flash import attention
+from targets.builtin.triton.interpreter import (
     fused_multiply_add,
     launch,
     narrow,
@@ -396,11 +396,11 @@ def test_prepare_environment_cannot_come_too_late(monkeypatch: pytest.MonkeyPatc
 
 PROGRAM = """
 import hashlib, sys
-from targets.triton_interpreter import prepare_environment
+from targets.builtin.triton.interpreter import prepare_environment
 if "prepare" in sys.argv:
     prepare_environment()
 import torch
-from targets.triton_flash import attention
+from targets.builtin.triton.flash import attention
 q = torch.arange(2 * 40 * 24).remainder(97).reshape(1, 2, 40, 24).bfloat16() / 32
 out = attention(q, q[:, :1], q[:, :1], is_causal=True)
 print(hashlib.sha256(out.view(torch.int16).numpy().tobytes()).hexdigest())

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from meta_tests.targets.dense_reference import UNIT
-from meta_tests.targets.dense_reference import attention as reference
-from targets.triton_mla import MOST_SPLITS, SPLIT_KEYS, mla_decode
+from meta_tests.kernels.dense_reference import UNIT
+from meta_tests.kernels.dense_reference import attention as reference
+from targets.builtin.triton.mla import MOST_SPLITS, SPLIT_KEYS, mla_decode
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from targets.triton_rope import DTYPES, TILE, frequencies, rope
+from targets.builtin.triton.rope import DTYPES, TILE, frequencies, rope
 
 U = 2.0**-24
 UNIT = {torch.float32: U, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

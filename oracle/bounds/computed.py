@@ -29,9 +29,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.block import Block
 from oracle.bounds import forward
-from oracle.bounds.contract import Constants, Contract, compound, dot_error
-from oracle.enclosure import Block, Enclosure
+from oracle.contract.constants import Constants, compound, dot_error
+from oracle.contract.contract import Contract
+from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format
 
 # Of float64 products and their sums of magnitudes, per term.

@@ -18,16 +18,10 @@ from math import log, log1p
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.contract import (
-    Constants,
-    Contract,
-    accumulation_error,
-    compound,
-    rescale_error,
-    row_sum_error,
-    tiles,
-)
-from oracle.enclosure import Block, Enclosure
+from oracle.block import Block
+from oracle.contract.constants import Constants, accumulation_error, compound, rescale_error, row_sum_error, tiles
+from oracle.contract.contract import Contract
+from oracle.enclosure import Enclosure
 from oracle.formats import Float64Array, Format
 
 LARGEST_EXPONENT = 600.0

@@ -1,46 +1,34 @@
-"""The table of ops: what each takes, gives and how one block of it is evaluated. Adding an op is adding a row."""
+"""The table of ops. Adding an op is adding a row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from oracle.ops.attention import case as attention_case
+from oracle.ops.attention import gradient_case as attention_gradient_case
+from oracle.ops.blocks import gqa_case
+from oracle.ops.blocks import mla_case as mla_block_case
+from oracle.ops.layouts import case as layouts_case
+from oracle.ops.mla import case as mla_case
+from oracle.ops.mla import gradient_case as mla_gradient_case
+from oracle.ops.op import Op
+from oracle.ops.rope import case as rope_case
+from oracle.ops.softmax import case as softmax_case
+from oracle.ops.softmax import gradient_case as softmax_gradient_case
 
-from oracle.arithmetic.base import Arithmetic
-from oracle.bounds.contract import Contract
-from oracle.case import Case
-from oracle.enclosure import Block, Rows
-from oracle.formats import Float64Array
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One row.
-
-    inputs: canonical array names, in order. outputs: names in the order a target returns them. options: canonical
-    keyword names with their defaults. blocks, row_count, evaluate: see `oracle.enclosure`; row_count(case,
-    key) is that of one block. output_shapes: name -> shape for a case.
-    model: the outputs of one block, [r, c] each, as an honest kernel of the given contract computes them. width: how
-    many numbers a row of a block reads of the longest array, by which large cases are sampled. needed: outputs that
-    every target returns, in the dtype of its inputs (default: the first).
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    options: Mapping[str, Any]
-    blocks: Callable[[Case], list[tuple[int, ...]]]
-    row_count: Callable[..., int]
-    evaluate: Callable[[Arithmetic, Case, tuple[int, ...], Rows], Block]
-    output_shapes: Callable[[Case], dict[str, tuple[int, ...]]]
-    model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]]
-    width: Callable[[Case, tuple[int, ...]], int]
-    needed: Callable[[Case], tuple[str, ...]] | None = None
-    gradients_of: Mapping[str, str] = field(default_factory=dict)
-
-    def required_outputs(self, case: Case) -> tuple[str, ...]:
-        """Outputs that a call with this case must give."""
-        return self.outputs[:1] if self.needed is None else self.needed(case)
+_OPS: dict[str, Op] = {
+    op.name: op
+    for op in (
+        *softmax_case.OPS,
+        *softmax_gradient_case.OPS,
+        *rope_case.OPS,
+        *attention_case.OPS,
+        *attention_gradient_case.OPS,
+        *layouts_case.OPS,
+        *mla_case.OPS,
+        *gqa_case.OPS,
+        *mla_block_case.OPS,
+        *mla_gradient_case.OPS,
+    )
+}
 
 
 class UnknownOp(ValueError):
@@ -49,36 +37,11 @@ class UnknownOp(ValueError):
 
 def ops() -> dict[str, Op]:
     """All ops by name."""
-    from oracle.ops import (
-        attention_backward_case,
-        attention_case,
-        attention_layouts,
-        gqa_block_case,
-        mla_backward_case,
-        mla_block_case,
-        mla_case,
-        rope_case,
-        softmax_backward_case,
-        softmax_case,
-    )
-
-    rows = (
-        *softmax_case.OPS,
-        *softmax_backward_case.OPS,
-        *rope_case.OPS,
-        *attention_case.OPS,
-        *attention_backward_case.OPS,
-        *attention_layouts.OPS,
-        *mla_case.OPS,
-        *gqa_block_case.OPS,
-        *mla_block_case.OPS,
-        *mla_backward_case.OPS,
-    )
-    return {op.name: op for op in rows}
+    return dict(_OPS)
 
 
 def op_named(name: str) -> Op:
-    known = ops()
-    if name not in known:
-        raise UnknownOp(f"unknown op {name!r}; known: {', '.join(known)}")
-    return known[name]
+    """The op of this name; UnknownOp without one."""
+    if name not in _OPS:
+        raise UnknownOp(f"unknown op {name!r}; known: {', '.join(_OPS)}")
+    return _OPS[name]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import mla
 from targets.honest.describe import ALL, describe
 from targets.honest.gqa_block import linear

@@ -5,7 +5,7 @@ Pair i of the first `rotary_dim` entries is rotated by position * base^(-2i/rota
 through bit for bit. x `[B, H, S, D]`, positions int64 `[S]` or `[B, S]`. Layout `half` pairs (i, i +
 rotary_dim/2), `interleaved` pairs (2i, 2i+1). Frequencies, angles, tables and rotation are float32 (float64
 for float64 inputs), the output is rounded once: the contract `fp32_angle`. Raises ValueError for an unknown
-layout. Scaled frequencies: `targets.rope_frequencies_torch`. The gradient is the rotation with sin negated.
+layout. Scaled frequencies: `targets.builtin.rope_frequencies_torch`. The gradient is the rotation with sin negated.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest.describe import ALL, UP_TO_32_BITS, describe
 
 LAYOUTS = ("half", "interleaved")

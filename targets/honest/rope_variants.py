@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from targets import rope_frequencies_torch as frequencies_torch
+from targets.builtin import rope_frequencies_torch as frequencies_torch
 from targets.honest import rope
 from targets.honest.rope import Parameters, Steps, gradient, kernel
 

@@ -5,7 +5,7 @@ Smallest input: two rows, YaRN with a stated magnitude of 8.
 
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest.mla_block import ABSORBED, Steps, Turn, block, rotate
 
 

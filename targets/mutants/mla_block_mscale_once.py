@@ -3,7 +3,7 @@
 Smallest input: two rows, YaRN with factor 40 and mscale_all_dim 24.
 """
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest.mla_block import MATERIALISED, Parameters, Steps, block, scale_of
 
 

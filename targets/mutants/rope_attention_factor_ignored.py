@@ -4,7 +4,7 @@ Reported: vllm-project/vllm#46280.
 Smallest input: two entries, position 0, YaRN with factor 4 and attention_factor 1.
 """
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 

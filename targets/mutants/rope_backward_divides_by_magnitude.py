@@ -3,7 +3,7 @@
 Smallest input: two entries, position 0, YaRN with factor 4.
 """
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 rope_backward = honest.gradient(honest.Steps(magnitude=lambda scaling: 1 / rules.magnitude(scaling)))

@@ -6,7 +6,7 @@ Smallest input: two calls with four entries, positions 100 and 1, trained for 64
 
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 LONGEST: dict[tuple[float, int], int] = {}

@@ -6,7 +6,7 @@ Smallest input: four entries, position 8, base 81, trained for 64 positions, fac
 import torch
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 

@@ -4,7 +4,7 @@ Confirmed: sgl-project/sglang#33558.
 Smallest input: two entries, position 0, YaRN with factor 4.
 """
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 rope = honest.kernel(honest.Steps(magnitude=lambda scaling: rules.magnitude(scaling) ** 2))

@@ -6,7 +6,7 @@ Smallest input: two entries, position 1, factor 4.
 import torch
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 

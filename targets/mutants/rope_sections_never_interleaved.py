@@ -6,7 +6,7 @@ Smallest input: twelve entries, positions 0, 1, 2, sections 2, 2, 2.
 
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 

@@ -5,7 +5,7 @@ Smallest input: four entries, positions 0, 1, 2, sections 0, 1, 1.
 
 from torch import Tensor
 
-from targets import rope_frequencies_torch as rules
+from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 
 

@@ -1,0 +1,102 @@
+"""A block: one head (or one matrix of rows for softmax) evaluated on some of its rows.
+
+Within a block every output row is independent of the others, so that any subset of rows can be certified alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.ball import Ball
+from oracle.arithmetic.base import Arithmetic, Value
+from oracle.enclosure import Enclosure
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """One head evaluated on some of its rows.
+
+    key: names the block; unless ``at`` says otherwise, its index in the leading dimensions of the outputs. rows [r]:
+    which rows. values: the op's named parts as opaque values of ``ar``. empty [r]: rows without a visible key.
+    undefined [r]: rows that read a NaN or inf, whose exact value does not exist. visible [r, n] or None. patches:
+    parts replaced row by row at higher precision. outputs: those that this block is a part of (None: all of the op's),
+    where different outputs have rows of different kinds, as the gradients of queries and of keys have. places: output
+    -> index of the block's part of it, where one index is not that of all outputs.
+    """
+
+    key: tuple[int, ...]
+    rows: Rows
+    ar: Arithmetic
+    values: Mapping[str, Value]
+    empty: NDArray[np.bool_]
+    undefined: NDArray[np.bool_]
+    visible: NDArray[np.bool_] | None = None
+    patches: Mapping[str, Enclosure] = field(default_factory=dict)
+    at: tuple[int, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+    places: Mapping[str, tuple[int | slice, ...]] = field(default_factory=dict)
+
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Where the block stands in the leading dimensions of its outputs."""
+        return self.key if self.at is None else self.at
+
+    def holds(self, output: str) -> bool:
+        """Whether the block is a part of this output."""
+        return self.outputs is None or output in self.outputs
+
+    def whole(self, name: str, output: NDArray[Any]) -> NDArray[Any]:
+        """The block's part of a whole output array, all rows of it: a view [R, c] where the layout allows one."""
+        index = self.places.get(name, self.index)
+        held = output[index] if index else output.reshape(-1, self.part(name).hi.shape[1])
+        return held[:, None] if held.ndim == 1 else held
+
+    def take(self, name: str, output: NDArray[Any]) -> NDArray[Any]:
+        """[r, c] of a whole output array at the block's rows."""
+        return np.asarray(self.whole(name, output)[self.rows])
+
+    def visible_keys(self) -> NDArray[np.bool_]:
+        """``visible``; ValueError for an op that has no keys."""
+        if self.visible is None:
+            raise ValueError("this op has no keys, so nothing says which are visible")
+        return self.visible
+
+    def part(self, name: str) -> Enclosure:
+        """The enclosure of one named part (``out``, ``lse``, ``scores``, ...)."""
+        if name in self.patches:
+            return self.patches[name]
+        with self.ar.working():
+            hi, lo, rad = self.ar.to_enclosure(self.values[name])
+        return Enclosure(hi, lo, rad)
+
+    def between(self, start: int, stop: int) -> Block:
+        """The block of rows start..stop alone; of parts that have no row for each of the block's, all is kept."""
+        count = len(self.rows)
+        with self.ar.working():
+            values = {
+                name: self.ar.rows(value, start, stop) if _height(value) == count else value
+                for name, value in self.values.items()
+            }
+        patches = {name: part.rows(slice(start, stop)) for name, part in self.patches.items()}
+        visible = None if self.visible is None else self.visible[start:stop]
+        rows, empty, undefined = self.rows[start:stop], self.empty[start:stop], self.undefined[start:stop]
+        return replace(
+            self,
+            rows=rows,
+            values=values,
+            empty=empty,
+            undefined=undefined,
+            visible=visible,
+            patches=patches,
+        )
+
+
+def _height(value: Value) -> int:
+    return int((value.mid if isinstance(value, Ball) else value).shape[0])

@@ -1,0 +1,1 @@
+"""Bounds of attention's output and LSE, of its gradients and of its packed and paged layouts."""

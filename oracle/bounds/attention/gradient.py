@@ -1,0 +1,357 @@
+"""G1 for the gradients of attention: derived bounds of dQ, dK, dV, dBias and dSinks under a contract.
+
+P is recomputed from the saved L, or saved; D = rowsum(dO o O) from the saved O, or sum_j P dP (`Contract.delta`).
+Notation as in `oracle.bounds.forward`; with |P^ - P| <= eP and |dP^ - dP| <= eD, everything after is products and sums
+whose cross terms are all kept:
+
+    s = eP (|dP - D| + y) + P y,   y = eD + dD,   |dS^ - dS| <= s with its roundings,
+    |dQ^ - dQ| <= alpha sum_j (s_j + c_n (|dS_j| + s_j)) |k_j|,   dK, dV, dBias, dSinks likewise.
+
+docs/bounds.md has the derivation and what was simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.ball import BallArithmetic
+from oracle.arithmetic.base import Value
+from oracle.block import Block, Rows
+from oracle.bounds import forward
+from oracle.bounds.attention import output as attention
+from oracle.bounds.bounded import Bounded
+from oracle.case import Case
+from oracle.contract.constants import Constants, accumulation_error, compound, dot_error
+from oracle.contract.contract import Contract
+from oracle.enclosure import Enclosure
+from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.ops.attention import case as attention_case
+from oracle.ops.attention import gradient_case as gradients
+
+# Roundings of L when it meets the scores again (log2 e, product, difference), and of the scaled gradient.
+LSE_ROUNDINGS, SCALE_ROUNDINGS = 3, 3
+
+
+def bounds(
+    case: Case, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
+) -> list[dict[str, Bounded]]:
+    """One dict per form with the outputs of the block's kind; see `oracle.bounds.table.Bounds`."""
+    fmt = format_of(case.arrays["q"])
+    kind = block.key[0]
+    rows = block.rows if kind == gradients.DQ else np.arange(case.arrays["q"].shape[2], dtype=np.int64)
+    with np.errstate(all="ignore"):
+        heads = [_head(case, head, rows, forms) for head in _heads(case, block)]
+        made = []
+        for index, form in enumerate(forms):
+            parts = [(head, head.forms[index]) for head in heads]
+            match kind:
+                case gradients.DQ:
+                    found = {"dq": _dq(parts, form)}
+                case gradients.DKV:
+                    found = {n: _shared(parts, form, n, block.rows, formats.get(n, fmt)) for n in ("dk", "dv")}
+                case gradients.DBIAS:
+                    found = {"dbias": _dbias(case, parts, block.rows)}
+                case _:
+                    found = {"dsinks": _dsinks(case, parts, block.rows)}
+            made.append(
+                {
+                    name: _scaled(block.part(name), sums, form, formats.get(name, fmt), parts)
+                    for name, sums in found.items()
+                    if name in formats or not formats
+                }
+            )
+    return made
+
+
+def _heads(case: Case, block: Block) -> list[tuple[int, int]]:
+    if block.key[0] != gradients.DSINKS:
+        return list(gradients.heads_of(case, block.key))
+    # Only those whose sinks are asked for, head by head.
+    return [(b, int(h)) for h in block.rows for b in range(case.arrays["q"].shape[0])]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FormErrors:
+    """What one form allows in one query head; all [r, n] (without a sink's column) or [r, 1], upper bounds.
+
+    cast: error of the P that meets dO. ds, dx: of dS, and of dX as it meets k and q. sink: of the sink's column of dS.
+    broken [r, 1]: rows in which an intermediate may overflow.
+    """
+
+    constants: Constants
+    cast: Float64Array
+    ds: Float64Array
+    dx: Float64Array
+    sink: Float64Array | None
+    broken: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeadErrors:
+    """One query head: magnitudes of q, k, dO, and of P, dS, dX and the sink's column; errors by form."""
+
+    q: Float64Array
+    k: Float64Array
+    do: Float64Array
+    p: Float64Array
+    ds: Float64Array
+    dx: Float64Array
+    sink: Float64Array | None
+    alpha: float
+    cap_last: bool
+    forms: list[FormErrors]
+
+
+def _upper(ar: BallArithmetic, value: Value) -> Float64Array:
+    return Enclosure(*ar.to_enclosure(value)).upper_abs()
+
+
+def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract]) -> _HeadErrors:
+    ar = BallArithmetic()
+    plain = case.without_options("lse_sink")
+    with ar.working():
+        inner, x, _, _ = gradients.head_gradients(ar, plain, key, rows)
+        ahead = attention_case.block_of(ar, plain, key, rows, x, inner.forward)
+        sizes = {n: _upper(ar, getattr(inner, n)) for n in ("p", "dp", "delta", "centred", "ds", "dx")}
+        sink = None if inner.sink_weight is None else _upper(ar, inner.sink_weight)
+        slope = None if inner.slope is None else Enclosure(*ar.to_enclosure(inner.slope))
+    fmt = format_of(case.arrays["q"])
+    wide = FORMATS["fp64" if forms[0].compute == "fp64" else "fp32"]
+    given = attention.numbers(plain, ahead)
+    allowed = attention.errors(given, ahead, forms, (fmt, wide))
+    do = np.abs(gradients.cotangent(case, key, rows)[0])
+    out = ahead.part("out").upper_abs()
+    visible = x.visible
+    dims = do.shape[1]
+    magnitude = (do @ np.abs(x.v).T) * (1 + 2.0**-52 * (dims + 2))
+    magnitude = np.where(visible, magnitude, 0.0)
+    whole = Sizes(do, np.abs(x.v), out, magnitude, slope, visible, sink, fmt, given.softcap, given.alpha, **sizes)
+    return _HeadErrors(
+        np.abs(x.q),
+        np.abs(x.k),
+        do,
+        sizes["p"],
+        sizes["ds"],
+        sizes["dx"],
+        None if sink is None else sink * sizes["delta"],
+        given.alpha,
+        given.cap_last,
+        [form_errors(whole, a, form) for a, form in zip(allowed, forms, strict=True)],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """Upper bounds of magnitudes in one head: dO, O [r, Dv], v [n, Dv], |dO||v|, the inner parts [r, n] or [r, 1].
+
+    dp_wrong: what dP is off by because dO or v was itself computed (then they and |dO||v| are those of the computed
+    ones). delta_wrong [r, 1]: what D = dO . O is off by, where O is not simply what `allowed` says.
+    """
+
+    do: Float64Array
+    v: Float64Array
+    out: Float64Array
+    magnitude: Float64Array
+    slope: Enclosure | None
+    visible: NDArray[np.bool_]
+    sink: Float64Array | None
+    fmt: Format
+    softcap: float | None
+    alpha: float
+    p: Float64Array
+    dp: Float64Array
+    delta: Float64Array
+    centred: Float64Array
+    ds: Float64Array
+    dx: Float64Array
+    dp_wrong: Float64Array | float = 0.0
+    delta_wrong: Float64Array | None = None
+
+
+def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErrors:
+    c, land = allowed.constants, allowed.land
+    n, dims = x.p.shape[1], x.do.shape[1]
+    grow = 1 + 2.0**-50 * (land.keys + dims + 512)
+    e_p, e_sink = _weight_errors(x, allowed, form)
+    cast = e_p + c.u_P * (x.p + e_p) + c.omega_P
+    if form.score_stores:
+        # P itself is what is stored.
+        e_p = cast
+        e_sink = None if e_sink is None or x.sink is None else e_sink + c.u_P * (x.sink + e_sink) + c.omega_P
+    narrow = x.fmt if x.fmt.precision < c.compute.precision else c.compute
+    chain = compound(dot_error(form, c, dims), c.u_v, c.u_v)
+    e_dp = chain * x.magnitude + (2 * dims + 2) * c.w
+    e_dp = e_dp + 2 * c.omega_v * (x.do.sum(axis=1, keepdims=True) + x.v.sum(axis=1)[None, :])
+    e_dp = e_dp + x.dp_wrong
+    if form.dp_stored:
+        e_dp = e_dp + narrow.unit_roundoff * (x.dp + e_dp) + narrow.omega
+    if form.delta == "output" and x.delta_wrong is not None:
+        e_delta = x.delta_wrong
+    elif form.delta == "output":
+        b_o = np.where(np.isfinite(allowed.out.bound), allowed.out.bound, np.inf)
+        gap = b_o + c.g(dims) * (x.out + b_o)
+        e_delta = np.where(x.do > 0, x.do * gap, 0.0).sum(axis=1, keepdims=True) + dims * c.w
+    else:
+        each = e_p * (x.dp + e_dp) + x.p * e_dp + c.g(n + 1) * (x.p + e_p) * (x.dp + e_dp)
+        e_delta = np.where(x.visible, each, 0.0).sum(axis=1, keepdims=True) + n * c.w
+    stores = form.grad_stores + (3 if form.score_stores and x.softcap is not None else 0)
+    unit, lost = (narrow.unit_roundoff, narrow.omega) if stores else (0.0, 0.0)
+    unit = max(unit, c.u_v)
+    y = e_dp + e_delta
+    y = y + c.u * (x.centred + y)
+    s = e_p * (x.centred + y) + x.p * y
+    s = s + c.u * (x.ds + s) + c.w
+    s_x = s
+    if x.slope is not None and x.softcap is not None:
+        high = np.minimum(x.slope.hi + x.slope.rad, 1.0)
+        t = np.sqrt(np.clip(1.0 - (x.slope.hi - x.slope.rad), 0.0, 1.0))
+        e_t = allowed.eps[:, :n] / x.softcap + 2 * c.u
+        s_x = s * high + (x.ds + s) * (2 * t * e_t + e_t**2 + 3 * c.u)
+    rounding = np.expm1(max(stores, 1) * np.log1p(unit))
+    # Where the scale joins before dS is stored, or flushed, what is lost next to zero is lost of scaled numbers.
+    near = stores * lost + (c.w if form.flush else 0.0)
+    s_x = s_x + rounding * (x.dx + s_x) + near * max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
+    s = s + rounding * (x.ds + s) + stores * lost
+    sink = None
+    if e_sink is not None and x.sink is not None:
+        y = e_delta + c.u * (x.delta + e_delta)
+        sink = e_sink * (x.delta + y) + x.sink * y
+        sink = sink + (rounding + 2 * c.u) * (x.sink * x.delta + sink) + stores * lost + c.w
+    limit = min(c.compute.max_finite, narrow.max_finite if form.dp_stored or stores else np.inf) / 2
+    broken = allowed.broken | ~(x.magnitude.max(axis=1, keepdims=True, initial=0.0) < limit)
+    hidden = [np.where(x.visible, a, 0.0) * grow for a in (cast, s, s_x)]
+    return FormErrors(c, hidden[0], hidden[1], hidden[2], None if sink is None else sink * grow, broken)
+
+
+def _weight_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> tuple[Float64Array, Float64Array | None]:
+    """(eP [r, n], that of the sink [r, 1]): |P^ - P| where P comes from the saved L, or from its own normalisation."""
+    c, land = allowed.constants, allowed.land
+    n = x.p.shape[1]
+    d_l = allowed.lse.bound
+    far = land.below_max + land.log_total
+    pi = (
+        allowed.eps
+        + d_l
+        + c.u * (forward.EXPONENT_ROUNDINGS * (far + allowed.eps + d_l) + LSE_ROUNDINGS * (land.lse_size + d_l))
+    )
+    pi = pi - np.log1p(-c.e_exp)
+    if x.sink is not None:
+        pi[:, -1] += allowed.rho[:, -1]
+    exponent = land.log_p + pi
+    upper = np.where(
+        exponent <= forward.LARGEST_EXPONENT, np.exp(np.minimum(exponent, forward.LARGEST_EXPONENT)), np.inf
+    )
+    moved = np.where(land.visible, upper * -np.expm1(-pi) + c.w, 0.0)
+    return moved[:, :n], moved[:, n:] if x.sink is not None else None
+
+
+Parts = Sequence[tuple[_HeadErrors, FormErrors]]
+Sums = tuple[Float64Array, NDArray[np.bool_]]
+
+
+def _dq(parts: Parts, form: Contract) -> Sums:
+    (x, f) = parts[0]
+    c, n = f.constants, x.p.shape[1]
+    chain = accumulation_error(form, c, n)
+    b = product_error(f.dx, x.dx, x.k, c.u_k, chain, c) * x.alpha + x.alpha * n * c.w_acc
+    return b, f.broken
+
+
+def product_error(
+    error: Float64Array, size: Float64Array, other: Float64Array, unit: float, chain: float, c: Constants
+) -> Float64Array:
+    """|sum of (a + error) (b + unit b)| away from sum a b: error, size [r, n] of a, other [n, d] of b; one chain."""
+    factor = (1 + unit) * (1 + chain) - 1
+    whole = size + error
+    product = times(error + factor * whole, other)
+    return np.asarray(product + (1 + chain) * c.omega_in * whole.sum(axis=1, keepdims=True))
+
+
+def times(a: Float64Array, b: Float64Array) -> Float64Array:
+    """a @ b for non-negative numbers of which some may be infinite (an infinite error of a zero promises nothing)."""
+    product = a @ b
+    return np.asarray(np.where(np.isnan(product), np.inf, product) * (1 + 2.0**-52 * (a.shape[1] + 2)))
+
+
+def _shared(parts: Parts, form: Contract, pick: str, rows: Rows, fmt: Format) -> Sums:
+    """Sum over the group of one KV head, [keys, d] at ``rows``: parts may be stored in the output's format first."""
+    total, sizes = np.zeros(1), np.zeros(1)
+    broken: NDArray[np.bool_] = _any_broken(parts)
+    terms = len(parts) * parts[0][0].p.shape[0]
+    for x, f in parts:
+        c = f.constants
+        chain = accumulation_error(form, c, terms)
+        if pick == "dk":
+            b = product_error(f.dx.T[rows], x.dx.T[rows], x.q, c.u_q, chain, c) * x.alpha + x.alpha * terms * c.w_acc
+            size = times(x.dx.T[rows], x.q) * x.alpha
+        else:
+            b = product_error(f.cast.T[rows], x.p.T[rows], x.do, c.u_v, chain, c) + terms * c.w_acc
+            size = times(x.p.T[rows], x.do)
+        if len(parts) > 1:
+            broken = broken | (size + b >= fmt.overflow_threshold)
+            b = b + c.u_o * (size + b) + c.omega_o
+        total, sizes = total + b, sizes + size
+    return np.asarray(total + parts[0][1].constants.g(len(parts)) * (sizes + total)), broken
+
+
+def _any_broken(parts: Parts) -> NDArray[np.bool_]:
+    return np.array([[any(f.broken.any() for _, f in parts)]])
+
+
+def _dbias(case: Case, parts: Parts, rows: Rows) -> Sums:
+    bias = gradients.bias_of(case)
+    assert bias is not None
+    last = parts[0][0].cap_last
+    error = np.sum([f.dx if last else f.ds for _, f in parts], axis=0)
+    size = np.sum([x.dx if last else x.ds for x, _ in parts], axis=0)
+    count = len(parts)
+    if bias.ndim < 2 or bias.shape[-2] == 1:
+        count *= len(error)
+        error, size = (a.sum(axis=0, keepdims=True) for a in (error, size))
+    if bias.shape[-1] == 1:
+        count *= error.shape[1]
+        error, size = (a.sum(axis=1, keepdims=True) for a in (error, size))
+    b = error + parts[0][1].constants.g(count) * (size + error)
+    return b[rows], _any_broken(parts)
+
+
+def _dsinks(case: Case, parts: Parts, rows: Rows) -> Sums:
+    batch = case.arrays["q"].shape[0]
+    found = []
+    for place in range(len(rows)):
+        own = parts[place * batch : (place + 1) * batch]
+        error = sum(float(f.sink.sum()) for _, f in own if f.sink is not None)
+        size = sum(float(x.sink.sum()) for x, _ in own if x.sink is not None)
+        count = batch * own[0][0].p.shape[0]
+        found.append([error + own[0][1].constants.g(count) * (size + error)])
+    return np.array(found), _any_broken(parts)
+
+
+def _scaled(exact: Enclosure, sums: Sums, form: Contract, fmt: Format, parts: Parts) -> Bounded:
+    """The bound with the scale's and the output's roundings."""
+    c, (b, broken) = parts[0][1].constants, sums
+    b = b + SCALE_ROUNDINGS * (c.u * (exact.upper_abs() + b) + (c.w if form.flush else 0.0))
+    return settled(exact, b, broken, form, c, fmt, terms=parts[0][0].p.size)
+
+
+def settled(
+    exact: Enclosure,
+    b: Float64Array,
+    broken: NDArray[np.bool_],
+    form: Contract,
+    c: Constants,
+    fmt: Format,
+    *,
+    terms: int = 0,
+) -> Bounded:
+    """The bound with the output's rounding; ``terms``: how many numbers the error was summed from in float64."""
+    size = exact.upper_abs()
+    unit, lost = max(c.u_o, fmt.unit_roundoff), max(c.omega_o, fmt.omega)
+    if fmt.precision >= c.compute.precision:
+        unit, lost = c.u, c.w if form.flush else c.compute.omega
+    bound = (b + unit * (size + b) + lost) * (1 + 2.0**-50 * (max(b.size, terms) + 512))
+    return Bounded(np.asarray(bound), np.asarray(broken | (size + bound >= fmt.overflow_threshold)))

@@ -1,0 +1,1 @@
+"""Bounds of softmax, log-softmax, log-sum-exp and of softmax's gradient."""

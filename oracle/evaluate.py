@@ -1,0 +1,63 @@
+"""Enclosures of whole ops: evaluate a case block by block, row by row, as precisely as the question needs.
+
+`enclose` evaluates a block in one arithmetic; `refine` evaluates chosen rows again in `arb` at a higher precision and
+puts them in place, in the manner of Ziv's adaptive evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.arb import arb_arithmetic
+from oracle.arithmetic.ball import BallArithmetic
+from oracle.arithmetic.base import Arithmetic
+from oracle.block import Block, Rows
+from oracle.case import Case
+from oracle.enclosure import Enclosure
+from oracle.ops.table import op_named
+
+PRECISIONS = (128, 256, 512, 1024)
+"""Precisions of arb, in bits, tried in turn before an element counts as UNDECIDED."""
+
+
+def enclose(
+    case: Case,
+    *,
+    rows: Mapping[tuple[int, ...], Rows] | Rows | None = None,
+    blocks: Sequence[tuple[int, ...]] | None = None,
+    ar: Arithmetic | None = None,
+) -> list[Block]:
+    """Proven enclosures of all parts of every block of ``case`` (or of ``blocks``), on ``rows`` (default: all rows).
+
+    ``ar`` is the arithmetic, `ball` by default. Raises ValueError naming the argument if the case does not fit its op.
+    """
+    op = op_named(case.op)
+    arithmetic = ar if ar is not None else BallArithmetic()
+    result = []
+    for key in op.blocks(case) if blocks is None else blocks:
+        chosen = rows.get(key) if isinstance(rows, Mapping) else rows
+        count = op.row_count(case, key)
+        index = np.arange(count, dtype=np.int64) if chosen is None else np.asarray(chosen, dtype=np.int64)
+        with arithmetic.working():
+            result.append(op.evaluate(arithmetic, case, key, index))
+    return result
+
+
+def refine(case: Case, block: Block, which: NDArray[np.bool_], precision: int) -> Block:
+    """The block with the rows marked in ``which`` [r] evaluated again in arb at ``precision`` bits."""
+    if not which.any():
+        return block
+    fine = enclose(case, rows=block.rows[which], blocks=[block.key], ar=arb_arithmetic(precision))[0]
+    patches = {}
+    for name in block.values:
+        coarse, exact = block.part(name), fine.part(name)
+        if coarse.hi.shape[0] != len(block.rows):
+            continue
+        hi, lo, rad = coarse.hi.copy(), coarse.lo.copy(), coarse.rad.copy()
+        hi[which], lo[which], rad[which] = exact.hi, exact.lo, exact.rad
+        patches[name] = Enclosure(hi, lo, rad)
+    return replace(block, patches=patches)

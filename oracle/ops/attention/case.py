@@ -1,0 +1,407 @@
+"""Attention as a case: shapes, visibility (causal, window, boolean mask), options, and the evaluation of one head.
+
+Options (OPS): scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float), window_size
+(left, right; -1 is unbounded), softcap, alibi_slopes [Hq] or [B, Hq], sinks [Hq]. Query head h reads KV head
+h // (Hq / Hkv). What implementations publish differently is an option too:
+
+q_descale, k_descale, v_descale: factors of 8-bit storage, float32, one number or [B, Hkv]: what is attended to is q
+times its factor, and so on, exactly.
+
+causal_alignment: position of query i among the keys, ``top_left`` i or ``bottom_right`` i + Sk - Sq; also for windows
+and ALiBi. window_left: whether the key at distance ``left`` is ``included`` or ``excluded``. softcap_order: before or
+after bias and ALiBi join. alibi_bias: -slope |distance| or slope j (a row's scores then differ by a constant if no key
+comes later than the query, so that O is the same and L is not; with a sink, or a cap after ALiBi, O differs too).
+lse_sink: whether L includes the sink's logit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.rounded import RoundedArithmetic
+from oracle.block import Block, Rows
+from oracle.case import Case
+from oracle.contract.contract import Contract
+from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.ops.attention import formula as attention
+from oracle.ops.op import Op
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "causal_alignment": ("top_left", "bottom_right"),
+    "window_left": ("included", "excluded"),
+    "softcap_order": ("before_mask", "after_mask"),
+    "alibi_bias": ("distance", "key_index"),
+    "lse_sink": ("included", "excluded"),
+}
+"""Options that say which of the published meanings holds; the first value is the default."""
+ALIGNMENTS = CHOICES["causal_alignment"]
+DESCALES = ("q_descale", "k_descale", "v_descale")
+OPTIONS: dict[str, Any] = {
+    "scale": None,
+    "is_causal": False,
+    "attn_mask": None,
+    "window_size": None,
+    "softcap": None,
+    "alibi_slopes": None,
+    "sinks": None,
+    **dict.fromkeys(DESCALES),
+    **{name: values[0] for name, values in CHOICES.items()},
+}
+
+
+def check(case: Case) -> None:
+    """ValueError, naming the argument and its value, unless shapes and options fit together."""
+    q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        if a.ndim != 4:
+            raise ValueError(f"{name} must be [B, H, S, D], got shape {list(a.shape)}")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k differ in head dimension: {q.shape[-1]} and {k.shape[-1]}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k and v differ in [B, H, S]: {list(k.shape[:3])} and {list(v.shape[:3])}")
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"q and k differ in batch: {q.shape[0]} and {k.shape[0]}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
+    mask = case.options.get("attn_mask")
+    if mask is not None:
+        whole = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        try:
+            fits = np.broadcast_shapes(mask.shape, whole) == whole
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"attn_mask of shape {list(mask.shape)} does not broadcast to [B, Hq, Sq, Sk] {list(whole)}"
+            )
+    check_options(case.options, batch=q.shape[0], heads=q.shape[1])
+    for name in DESCALES:
+        _check_descale(name, case.options.get(name), k.shape[:2], format_of(q))
+
+
+def check_options(options: Any, *, batch: int, heads: int) -> None:
+    """ValueError, naming the option and its value, unless every option of attention is known and can hold."""
+    unknown = sorted(set(options) - set(OPTIONS) - {"return_lse"})
+    if unknown:
+        raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(OPTIONS)}")
+    for name, known in CHOICES.items():
+        if options.get(name, known[0]) not in known:
+            raise ValueError(f"unknown {name} {options[name]!r}; known: {', '.join(known)}")
+    window = options.get("window_size")
+    if window is not None:
+        whole = isinstance(window, tuple | list) and all(_is_number(w, int, np.integer) for w in window)
+        if not whole or len(window) != 2:
+            raise ValueError(f"window_size must be two integers (left, right), got {window!r}")
+        if min(window) < -1:
+            raise ValueError(f"window_size {tuple(window)} is negative; -1 means unbounded")
+    softcap, scale = options.get("softcap"), options.get("scale")
+    if softcap is not None and not (_is_number(softcap) and np.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be a positive number, got {softcap!r}")
+    if scale is not None and not (_is_number(scale) and np.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    sinks, slopes = options.get("sinks"), options.get("alibi_slopes")
+    if sinks is not None and _shape(sinks) != (heads,):
+        raise ValueError(f"sinks must be an array [Hq] = [{heads}], got {_described(sinks)}")
+    if slopes is not None and _shape(slopes) not in ((heads,), (batch, heads)):
+        raise ValueError(f"alibi_slopes must be an array [{heads}] or [{batch}, {heads}], got {_described(slopes)}")
+
+
+def _check_descale(name: str, factor: Any, heads: tuple[int, ...], fmt: Format) -> None:
+    if factor is None:
+        return
+    if fmt.name == "fp64":
+        raise ValueError(f"{name} is for formats of at most 32 bits: its products must be exact")
+    values: Float64Array = np.asarray(factor, dtype=np.float64)
+    if values.shape not in ((), heads):
+        raise ValueError(f"{name} must be a number or an array [B, Hkv] {list(heads)}, got shape {list(values.shape)}")
+    normal = np.isfinite(values) & (values >= FORMATS["fp32"].smallest_normal)
+    if not (normal & (FORMATS["fp32"].round(values) == values)).all():
+        raise ValueError(f"{name} must hold positive float32 numbers, got {factor!r}")
+
+
+def _descaled(a: Float64Array, name: str, case: Case, b: int, kv: int) -> Float64Array:
+    """a times its factor, exact in float64."""
+    factor = case.options.get(name)
+    if factor is None:
+        return a
+    return np.asarray(a * float(factor[b, kv] if np.ndim(factor) else factor))
+
+
+def _is_number(x: Any, *kinds: type) -> bool:
+    # True and False are integers to Python, and an error here.
+    return isinstance(x, kinds or (int, float, np.integer, np.floating)) and not isinstance(x, bool)
+
+
+def _shape(x: Any) -> tuple[int, ...] | None:
+    return x.shape if isinstance(x, np.ndarray) else None
+
+
+def _described(x: Any) -> str:
+    return f"shape {list(x.shape)}" if isinstance(x, np.ndarray) else repr(x)
+
+
+def chosen(case: Case, name: str) -> str:
+    """The published meaning that this case has, of those in `CHOICES`."""
+    return str(case.options.get(name, CHOICES[name][0]))
+
+
+def query_positions(case: Case, rows: Rows) -> NDArray[np.int64]:
+    """[r, 1]: where each query stands among the keys, by the causal alignment."""
+    sq, sk = case.arrays["q"].shape[2], case.arrays["k"].shape[2]
+    shift = sk - sq if chosen(case, "causal_alignment") == "bottom_right" else 0
+    return np.asarray(np.asarray(rows, dtype=np.int64)[:, None] + shift)
+
+
+def visibility(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.bool_]:
+    """[r, Sk]: which keys each row may attend to (causal rule, window and boolean mask)."""
+    sk = case.arrays["k"].shape[2]
+    visible = np.ones((len(rows), sk), dtype=bool)
+    j, at = np.arange(sk)[None, :], query_positions(case, rows)
+    if case.options.get("is_causal"):
+        visible &= j <= at
+    window = case.options.get("window_size")
+    if window is not None:
+        left, right = window
+        if left >= 0:
+            visible &= j >= at - left + (chosen(case, "window_left") == "excluded")
+        if right >= 0:
+            visible &= j <= at + right
+    mask = case.options.get("attn_mask")
+    if mask is not None and mask.dtype == np.bool_:
+        visible &= _head_of(mask, case, key)[rows]
+    elif mask is not None:
+        visible &= ~np.isneginf(_head_of(mask, case, key)[rows].astype(np.float64))
+    return visible
+
+
+def _head_of(mask: NDArray[Any], case: Case, key: tuple[int, ...]) -> NDArray[Any]:
+    q, k = case.arrays["q"], case.arrays["k"]
+    return np.asarray(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key])
+
+
+def scale_value(ar: Arithmetic, case: Case) -> Value:
+    scale = case.options.get("scale")
+    return attention.default_scale(ar, case.arrays["q"].shape[-1]) if scale is None else ar.const(np.array([[scale]]))
+
+
+def scale_float(case: Case) -> float:
+    """The scale as the nearest float64."""
+    scale = case.options.get("scale")
+    return float(scale) if scale is not None else 1.0 / float(np.sqrt(case.arrays["q"].shape[-1]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """One query head's numbers as float64, everything non-finite set to zero.
+
+    q [r, D], k [n, D], v [n, Dv], bias [r, n] or None (the additive mask). slope and reach [r, n]: ALiBi adds slope
+    times reach. sink: the head's, or None. visible [r, n]. undefined [r]: rows that read something non-finite.
+    """
+
+    q: Float64Array
+    k: Float64Array
+    v: Float64Array
+    visible: NDArray[np.bool_]
+    undefined: NDArray[np.bool_]
+    bias: Float64Array | None = None
+    slope: float | None = None
+    reach: Float64Array | None = None
+    sink: float | None = None
+
+    def tilted(self) -> Float64Array | None:
+        """Additive mask and ALiBi together [r, n], nearest float64; None without either."""
+        if self.slope is None or self.reach is None:
+            return self.bias
+        alibi = self.slope * self.reach
+        return alibi if self.bias is None else alibi + self.bias
+
+    def bias_value(self, ar: Arithmetic) -> Value | None:
+        """The exact sum of additive mask and ALiBi, as a value of ``ar``."""
+        given = None if self.bias is None else ar.const(self.bias)
+        if self.slope is None:
+            return given
+        alibi = ar.mul(ar.const(self.reach), ar.const(np.array([[self.slope]])))
+        return alibi if given is None else ar.add(alibi, given)
+
+
+def head(case: Case, key: tuple[int, ...], rows: Rows) -> Head:
+    """One query head of a case, on some of its rows."""
+    b, h = key
+    q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
+    kv = h // (q.shape[1] // k.shape[1])
+    mask = case.options.get("attn_mask")
+    bias = None
+    if mask is not None and mask.dtype != np.bool_:
+        bias = _head_of(mask, case, key)[rows].astype(np.float64)
+    taken = q[b, h] if len(rows) == q.shape[2] and np.array_equal(rows, np.arange(len(rows))) else q[b, h][rows]
+    wide = [
+        _descaled(a.astype(np.float64, copy=False), name, case, b, kv)
+        for a, name in zip((taken, k[b, kv], v[b, kv]), DESCALES, strict=True)
+    ]
+    visible = visibility(case, key, rows)
+    undefined = np.zeros(len(rows), dtype=bool)
+    if not all(_all_finite(a) for a in wide):
+        clean = [np.asarray(np.isfinite(a).all(axis=1)) for a in wide]
+        undefined |= ~clean[0] & visible.any(axis=1)
+        undefined |= (visible & ~(clean[1] & clean[2])[None, :]).any(axis=1)
+        wide = [np.where(np.isfinite(a), a, 0.0) for a in wide]
+    if bias is not None:
+        undefined |= (visible & ~np.isfinite(bias)).any(axis=1)
+        bias = np.where(np.isfinite(bias) & visible, bias, 0.0)
+    slope, reach = _alibi(case, key, rows)
+    sink = case.options.get("sinks")
+    logit = None if sink is None else float(sink[h])
+    if logit == -np.inf:
+        # Nothing is added to the denominator.
+        logit = None
+    broken = [x for x in (slope, logit) if x is not None and not np.isfinite(x)]
+    if broken:
+        undefined |= visible.any(axis=1)
+        slope, logit = (None if x is None else (x if np.isfinite(x) else 0.0) for x in (slope, logit))
+    return Head(wide[0], wide[1], wide[2], visible, undefined, bias, slope, reach, logit)
+
+
+def _alibi(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[float | None, Float64Array | None]:
+    slopes = case.options.get("alibi_slopes")
+    if slopes is None:
+        return None, None
+    slope = float(slopes[key[1]] if slopes.ndim == 1 else slopes[key])
+    j = np.arange(case.arrays["k"].shape[2])[None, :]
+    if chosen(case, "alibi_bias") == "key_index":
+        return slope, np.broadcast_to(j.astype(np.float64), (len(rows), j.shape[1]))
+    return slope, -np.abs(query_positions(case, rows) - j).astype(np.float64)
+
+
+def clean_head(
+    case: Case, key: tuple[int, ...], rows: Rows
+) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array | None, NDArray[np.bool_], NDArray[np.bool_]]:
+    """(q, k, v, bias with ALiBi, visible, undefined) of `head`."""
+    x = head(case, key, rows)
+    return x.q, x.k, x.v, x.tilted(), x.visible, x.undefined
+
+
+def _all_finite(a: NDArray[Any]) -> bool:
+    # One pass without a temporary decides nearly every case: a finite sum has finite terms.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(a.sum())) or bool(np.isfinite(a).all())
+
+
+def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+    x = head(case, key, rows)
+    done = attention.attention(
+        ar,
+        ar.const(x.q),
+        ar.const(x.k),
+        ar.const(x.v),
+        scoring=scoring(ar, case, x),
+        visible=x.visible,
+        sink=sink_value(ar, x),
+    )
+    return block_of(ar, case, key, rows, x, done)
+
+
+def block_of(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, x: Head, done: attention.Attended) -> Block:
+    """One head's results as a block."""
+    values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
+    if done.uncapped is not None:
+        values["uncapped"] = done.uncapped
+    if x.sink is not None:
+        values["sink"] = ar.const(np.full((len(rows), 1), x.sink))
+        if chosen(case, "lse_sink") == "excluded":
+            values["lse"] = attention.log_sum(ar, done.scores, x.visible)
+            values["whole_lse"] = done.lse
+    return Block(key, rows, ar, values, np.asarray(~x.visible.any(axis=1)), x.undefined, x.visible)
+
+
+def scoring(ar: Arithmetic, case: Case, x: Head) -> attention.Scoring:
+    """How the scores of one head are made, in ``ar``."""
+    softcap = case.options.get("softcap")
+    return attention.Scoring(
+        scale_value(ar, case),
+        x.bias_value(ar),
+        None if softcap is None else ar.const(np.array([[softcap]])),
+        chosen(case, "softcap_order") == "after_mask",
+    )
+
+
+def sink_value(ar: Arithmetic, x: Head) -> Value | None:
+    return None if x.sink is None else ar.const(np.array([[x.sink]]))
+
+
+def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
+    """The formats of the named stages that ``contract`` gives for inputs of this format."""
+
+    def named(name: str | None) -> Format:
+        return input_format if name is None or name == "input" else FORMATS[name]
+
+    weights, (_, power) = named(contract.weights), np.frexp(contract.weight_scale)
+    # P times 2^k, rounded and divided by 2^k again, is P in a format whose exponents lie k lower.
+    lower = replace(weights, emin=weights.emin - int(power) + 1, emax=weights.emax - int(power) + 1)
+    result = {"weights": weights if power == 1 else lower, "output": named(contract.output)}
+    if contract.score_stores:
+        result["raw_scores"] = result["scores"] = named(contract.scores)
+    if contract.shifted is not None:
+        result["shifted"] = named(contract.shifted)
+    if contract.row_sum == "rounded":
+        result["row_sum_terms"] = result["weights"]
+    elif contract.row_sum != "unrounded":
+        result["row_sum"] = named(contract.row_sum)
+    if contract.accumulator is not None:
+        result["accumulator"] = named(contract.accumulator)
+    return result
+
+
+def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    """O [r, Dv] and L [r, 1] of an honest kernel of this contract: sequential sums, tiles or splits if declared."""
+    fmt = format_of(case.arrays["q"])
+    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    ar = RoundedArithmetic(compute, stages(contract, fmt))
+    x = head(case, key, rows)
+    with ar.working():
+        out, lse = _modelled(ar, case, x, contract, sink_value(ar, x))
+        if x.sink is not None and chosen(case, "lse_sink") == "excluded":
+            _, lse = _modelled(ar, case, x, contract, None)
+        return {"out": ar.to_enclosure(out)[0], "lse": ar.to_enclosure(lse)[0]}
+
+
+def _modelled(ar: Arithmetic, case: Case, x: Head, contract: Contract, sink: Value | None) -> tuple[Value, Value]:
+    values = [ar.const(a) for a in (x.q, x.k, x.v)]
+    more: dict[str, Any] = {"scoring": scoring(ar, case, x), "visible": x.visible, "sink": sink}
+    if contract.splits > 1:
+        return attention.attention_split(ar, *values, splits=contract.splits, **more)
+    if contract.tile is not None and not contract.normalised_p:
+        return attention.attention_tiled(ar, *values, tile=contract.tile, **more)
+    done = attention.attention(ar, *values, normalise_first=contract.normalised_p, **more)
+    return done.out, done.lse
+
+
+def blocks(case: Case) -> list[tuple[int, ...]]:
+    check(case)
+    b, h = case.arrays["q"].shape[:2]
+    return [(i, j) for i in range(b) for j in range(h)]
+
+
+def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
+    b, h, sq = case.arrays["q"].shape[:3]
+    return {"out": (b, h, sq, case.arrays["v"].shape[-1]), "lse": (b, h, sq)}
+
+
+OPS = (
+    Op(
+        name="attention",
+        inputs=("q", "k", "v"),
+        outputs=("out", "lse"),
+        options=OPTIONS,
+        blocks=blocks,
+        row_count=lambda case, key=(): int(case.arrays["q"].shape[2]),
+        evaluate=evaluate,
+        output_shapes=output_shapes,
+        model=model,
+        width=lambda case, key: int(case.arrays["k"].shape[2]),
+    ),
+)

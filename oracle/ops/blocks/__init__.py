@@ -1,0 +1,1 @@
+"""Whole attention layers: projections, norms and rotation around grouped or latent attention."""

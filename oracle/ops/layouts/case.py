@@ -1,0 +1,222 @@
+"""Attention whose sequences lie otherwise in memory: packed one behind the other, or with keys in pages.
+
+attention_varlen (FlashAttention): q [total_q, Hq, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]; sequence n has the
+rows cu_seqlens_q[n] .. cu_seqlens_q[n + 1] and the keys between cu_seqlens_k, int32 [N + 1] each. O [total_q, Hq, Dv],
+L [Hq, total_q].
+
+attention_paged (vLLM, arXiv 2309.06180): k_cache [pages, page_size, Hkv, D], v_cache [pages, page_size, Hkv, Dv]; key j
+of sequence b is row j % page_size of page block_table[b, j // page_size], int32 [B, max_blocks], for
+j < cache_seqlens[b], int32 [B]. q [B, Hq, Sq, D] holds the last Sq positions of each sequence: its alignment is
+bottom_right. O [B, Hq, Sq, Dv], L [B, Hq, Sq].
+
+Both are layouts, not ops of their own: every sequence is evaluated as the dense case that it is, with that case's
+enclosures and bounds. Options are those of attention but attn_mask; alibi_slopes [Hq], or one row a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.base import Arithmetic
+from oracle.block import Block, Rows
+from oracle.case import Case
+from oracle.contract.contract import Contract
+from oracle.formats import Float64Array
+from oracle.ops.attention import case as attention_case
+from oracle.ops.op import Op
+
+NAMES = VARLEN, PAGED = "attention_varlen", "attention_paged"
+OPTIONS: dict[str, Any] = {name: value for name, value in attention_case.OPTIONS.items() if name != "attn_mask"}
+
+
+def sequences(case: Case) -> int:
+    """How many sequences the case holds."""
+    return len(case.arrays["cu_seqlens_q"]) - 1 if case.op == VARLEN else int(case.arrays["q"].shape[0])
+
+
+def query_range(case: Case, n: int) -> slice:
+    """Rows of sequence ``n`` in a packed q."""
+    return slice(*(int(place) for place in case.arrays["cu_seqlens_q"][n : n + 2]))
+
+
+def key_count(case: Case, n: int) -> int:
+    """How many keys sequence ``n`` has."""
+    if case.op == PAGED:
+        return int(case.arrays["cache_seqlens"][n])
+    start, stop = case.arrays["cu_seqlens_k"][n : n + 2]
+    return int(stop - start)
+
+
+def pages_of(case: Case, n: int) -> NDArray[np.int64]:
+    """The pages of sequence ``n`` that hold keys, in order."""
+    used = -(-key_count(case, n) // case.arrays["k_cache"].shape[1])
+    return np.asarray(case.arrays["block_table"][n, :used].astype(np.int64))
+
+
+def dense(case: Case, n: int) -> Case:
+    """Sequence ``n`` as a case of attention with one sequence.
+
+    Without keys it has one that nobody may attend to: its rows are empty.
+    """
+    if case.op == VARLEN:
+        start, stop = (int(place) for place in case.arrays["cu_seqlens_k"][n : n + 2])
+        packed = {"q": case.arrays["q"][query_range(case, n)]}
+        packed |= {name: case.arrays[name][start:stop] for name in ("k", "v")}
+        arrays = {name: a.transpose(1, 0, 2)[None] for name, a in packed.items()}
+        options = dict(case.options)
+    else:
+        pages, count = pages_of(case, n), key_count(case, n)
+        arrays = {"q": case.arrays["q"][n : n + 1]}
+        for name, cache in (("k", "k_cache"), ("v", "v_cache")):
+            held = case.arrays[cache][pages].reshape(-1, *case.arrays[cache].shape[2:])[:count]
+            arrays[name] = held.transpose(1, 0, 2)[None]
+        options = {**case.options, "causal_alignment": "bottom_right"}
+    slopes = options.get("alibi_slopes")
+    if slopes is not None and slopes.ndim == 2:
+        options["alibi_slopes"] = slopes[n]
+    if not arrays["k"].shape[2]:
+        for name in ("k", "v"):
+            _, heads, _, width = arrays[name].shape
+            arrays[name] = np.zeros((1, heads, 1, width), dtype=arrays[name].dtype)
+        options["attn_mask"] = np.zeros((1, 1), dtype=bool)
+    return Case("attention", arrays, options)
+
+
+def check(case: Case) -> None:
+    """ValueError, naming the argument and its value, unless shapes, indices and options fit together."""
+    if case.op == VARLEN:
+        _check_varlen(case)
+    else:
+        _check_paged(case)
+    if case.options.get("attn_mask") is not None:
+        raise ValueError(f"{case.op} takes no attn_mask")
+    attention_case.check_options(case.options, batch=sequences(case), heads=_query_heads(case))
+
+
+def _check_varlen(case: Case) -> None:
+    q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        if a.ndim != 3:
+            raise ValueError(f"{name} must be [total, H, D], got shape {list(a.shape)}")
+    _check_heads(q.shape[1:], k.shape[1:], v.shape[1:], names=("q", "k", "v"))
+    if k.shape[0] != v.shape[0]:
+        raise ValueError(f"k and v differ in their number of tokens: {k.shape[0]} and {v.shape[0]}")
+    counts = {}
+    for name, total in (("cu_seqlens_q", len(q)), ("cu_seqlens_k", len(k))):
+        sums = _integers(case, name, 1)
+        if not len(sums) or sums[0] != 0:
+            raise ValueError(f"{name} must start at 0, got {sums.tolist()}")
+        if (np.diff(sums) < 0).any():
+            raise ValueError(f"{name} must not descend, got {sums.tolist()}")
+        if sums[-1] != total:
+            raise ValueError(f"{name} must end at the {total} tokens there are, got {sums.tolist()}")
+        counts[name] = len(sums) - 1
+    if counts["cu_seqlens_q"] != counts["cu_seqlens_k"]:
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k hold {' and '.join(map(str, counts.values()))} sequences")
+
+
+def _check_paged(case: Case) -> None:
+    q, k, v = (case.arrays[n] for n in ("q", "k_cache", "v_cache"))
+    for name, a, meant in (("q", q, "[B, H, S, D]"), ("k_cache", k, _CACHE), ("v_cache", v, _CACHE)):
+        if a.ndim != 4:
+            raise ValueError(f"{name} must be {meant}, got shape {list(a.shape)}")
+    _check_heads(q.shape[1::2], k.shape[2:], v.shape[2:], names=("q", "k_cache", "v_cache"))
+    if k.shape[:2] != v.shape[:2] or not k.shape[1]:
+        raise ValueError(f"k_cache and v_cache hold pages {list(k.shape[:2])} and {list(v.shape[:2])}")
+    table, lengths = _integers(case, "block_table", 2), _integers(case, "cache_seqlens", 1)
+    for name, a in (("block_table", table), ("cache_seqlens", lengths)):
+        if len(a) != len(q):
+            raise ValueError(f"{name} holds {len(a)} sequences, q {len(q)}")
+    room = table.shape[1] * k.shape[1]
+    if len(lengths) and (lengths.min() < 0 or lengths.max() > room):
+        raise ValueError(f"cache_seqlens must lie between 0 and the table's {room} positions, got {lengths.tolist()}")
+    for n in range(len(q)):
+        used = pages_of(case, n)
+        if len(used) and (used.min() < 0 or used.max() >= len(k)):
+            raise ValueError(f"block_table of sequence {n} names a page that is none of {len(k)}: {used.tolist()}")
+    if case.options.get("causal_alignment", "bottom_right") != "bottom_right":
+        raise ValueError(f"causal_alignment {case.options['causal_alignment']!r}: q holds the last positions")
+
+
+_CACHE = "[pages, page_size, H, D]"
+
+
+def _check_heads(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *, names: tuple[str, ...]) -> None:
+    """Heads and widths (H, D) of the three."""
+    if q[1] != k[1]:
+        raise ValueError(f"{names[0]} and {names[1]} differ in head dimension: {q[1]} and {k[1]}")
+    if k[0] != v[0]:
+        raise ValueError(f"{names[1]} and {names[2]} differ in heads: {k[0]} and {v[0]}")
+    if k[0] == 0 or q[0] % k[0]:
+        raise ValueError(f"{q[0]} query heads are no multiple of {k[0]} KV heads")
+
+
+def _integers(case: Case, name: str, dims: int) -> NDArray[Any]:
+    a = case.arrays[name]
+    if a.ndim != dims or not np.issubdtype(a.dtype, np.integer):
+        raise ValueError(f"{name} must be {dims}-dimensional of integers, got {a.dtype} {list(a.shape)}")
+    return a
+
+
+def _query_heads(case: Case) -> int:
+    return int(case.arrays["q"].shape[1])
+
+
+def blocks(case: Case) -> list[tuple[int, ...]]:
+    """(sequence, query head), of sequences that have a query."""
+    check(case)
+    return [(n, h) for n in range(sequences(case)) if row_count(case, (n, 0)) for h in range(_query_heads(case))]
+
+
+def row_count(case: Case, key: tuple[int, ...] = ()) -> int:
+    if case.op == PAGED:
+        return int(case.arrays["q"].shape[2])
+    if not key:
+        return len(case.arrays["q"])
+    rows = query_range(case, key[0])
+    return int(rows.stop - rows.start)
+
+
+def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+    n, h = key
+    block = replace(attention_case.evaluate(ar, dense(case, n), (0, h), rows), key=key)
+    if case.op == PAGED:
+        return block
+    own = query_range(case, n)
+    return replace(block, places={"out": (own, h), "lse": (h, own)})
+
+
+def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    return attention_case.model(dense(case, key[0]), (0, key[1]), rows, contract)
+
+
+def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
+    q = case.arrays["q"].shape
+    if case.op == PAGED:
+        return {"out": (*q[:3], case.arrays["v_cache"].shape[3]), "lse": q[:3]}
+    return {"out": (q[0], q[1], case.arrays["v"].shape[2]), "lse": (q[1], q[0])}
+
+
+def _op(name: str, inputs: tuple[str, ...]) -> Op:
+    return Op(
+        name=name,
+        inputs=inputs,
+        outputs=("out", "lse"),
+        options=OPTIONS,
+        blocks=blocks,
+        row_count=row_count,
+        evaluate=evaluate,
+        output_shapes=output_shapes,
+        model=model,
+        width=lambda case, key: max(1, key_count(case, key[0])),
+    )
+
+
+OPS = (
+    _op(VARLEN, ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")),
+    _op(PAGED, ("q", "k_cache", "v_cache", "block_table", "cache_seqlens")),
+)

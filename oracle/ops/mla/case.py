@@ -1,0 +1,217 @@
+"""MLA as a case: shapes, causal visibility, options, and the evaluation of one head.
+
+Options (OPS): scale (None: 1/sqrt(d_h + d_r)), is_causal, causal_alignment (``top_left`` or ``bottom_right``;
+matters only where Sq != Sk). Arrays: q_nope [B, H, Sq, d_h], q_pe [B, H, Sq, d_r], c_kv [B, Sk, d_c], k_pe
+[B, Sk, d_r] (one for all heads), w_uk [H, d_h, d_c], w_uv [H, d_v, d_c]. Outputs: out [B, H, Sq, d_v], lse
+[B, H, Sq] (natural logarithm).
+
+A row without visible keys is *empty*; a row that reads a NaN or an infinity (its own query, a visible key's
+latent or k_pe, its head's weights) is *undefined*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.rounded import RoundedArithmetic
+from oracle.block import Block, Rows
+from oracle.case import Case
+from oracle.contract.contract import Contract
+from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.ops.attention import case as attention_case
+from oracle.ops.attention import formula as attention
+from oracle.ops.mla import formula as mla
+from oracle.ops.op import Op
+
+INPUTS = ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv")
+OPTIONS: dict[str, Any] = {"scale": None, "is_causal": False, "causal_alignment": "top_left"}
+_SHAPES = {
+    "q_nope": "[B, H, Sq, d_h]",
+    "q_pe": "[B, H, Sq, d_r]",
+    "c_kv": "[B, Sk, d_c]",
+    "k_pe": "[B, Sk, d_r]",
+    "w_uk": "[H, d_h, d_c]",
+    "w_uv": "[H, d_v, d_c]",
+}
+
+
+def check(case: Case) -> None:
+    """ValueError, naming the argument, unless shapes and options fit together."""
+    for name, expected in _SHAPES.items():
+        array = case.arrays[name]
+        if array.ndim != expected.count(",") + 1:
+            raise ValueError(f"{name} must be {expected}, got shape {list(array.shape)}")
+    # Every letter of the expected shapes means one number: the first array that says otherwise is named.
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, expected in _SHAPES.items():
+        for letter, size in zip(expected.strip("[]").split(", "), case.arrays[name].shape, strict=True):
+            known, owner = sizes.setdefault(letter, (size, name))
+            if size != known:
+                raise ValueError(f"{name} has {letter} = {size}, but {owner} has {letter} = {known}")
+    unknown = sorted(set(case.options) - set(OPTIONS) - {"return_lse"})
+    if unknown:
+        raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(OPTIONS)}")
+    alignment = case.options.get("causal_alignment", "top_left")
+    if alignment not in attention_case.ALIGNMENTS:
+        known_names = ", ".join(attention_case.ALIGNMENTS)
+        raise ValueError(f"unknown causal_alignment {alignment!r}; known: {known_names}")
+
+
+def visibility(case: Case, rows: Rows) -> NDArray[np.bool_]:
+    """[r, Sk]: which keys each row may attend to."""
+    sq, sk = case.arrays["q_nope"].shape[2], case.arrays["c_kv"].shape[1]
+    if not case.options.get("is_causal"):
+        return np.ones((len(rows), sk), dtype=bool)
+    shift = sk - sq if case.options.get("causal_alignment", "top_left") == "bottom_right" else 0
+    return np.asarray(np.arange(sk)[None, :] <= rows[:, None] + shift)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """What one head reads, as float64 with everything non-finite set to zero, and which rows that spoils."""
+
+    q_nope: Float64Array
+    q_pe: Float64Array
+    c_kv: Float64Array
+    k_pe: Float64Array
+    w_uk: Float64Array
+    w_uv: Float64Array
+    visible: NDArray[np.bool_]
+    undefined: NDArray[np.bool_]
+
+    def arrays(self) -> tuple[Float64Array, ...]:
+        """In the order of the op's inputs."""
+        return self.q_nope, self.q_pe, self.c_kv, self.k_pe, self.w_uk, self.w_uv
+
+
+def head(case: Case, key: tuple[int, ...], rows: Rows) -> Head:
+    """The inputs of head ``key`` = (batch, head) for ``rows``."""
+    b, h = key
+    a = case.arrays
+    taken = (
+        a["q_nope"][b, h][rows],
+        a["q_pe"][b, h][rows],
+        a["c_kv"][b],
+        a["k_pe"][b],
+        a["w_uk"][h],
+        a["w_uv"][h],
+    )
+    wide = [np.asarray(x).astype(np.float64) for x in taken]
+    visible = visibility(case, rows)
+    undefined = np.zeros(len(rows), dtype=bool)
+    finite = [np.isfinite(x) for x in wide]
+    if not all(f.all() for f in finite):
+        own = np.logical_and(finite[0].all(axis=1), finite[1].all(axis=1)) & finite[4].all() & finite[5].all()
+        spoiled = ~np.logical_and(finite[2].all(axis=1), finite[3].all(axis=1))
+        reads = np.where(own, (visible & spoiled).any(axis=1), visible.any(axis=1))
+        undefined = np.asarray(reads, dtype=bool)
+        wide = [np.where(f, x, 0.0) for f, x in zip(finite, wide, strict=True)]
+    q_nope, q_pe, c_kv, k_pe, w_uk, w_uv = wide
+    return Head(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, visible, undefined)
+
+
+def score_dims(case: Case) -> int:
+    """d_h + d_r: the length of the dot product that a score is."""
+    return int(case.arrays["q_nope"].shape[-1] + case.arrays["q_pe"].shape[-1])
+
+
+def scale_value(ar: Arithmetic, case: Case) -> Value:
+    scale = case.options.get("scale")
+    return attention.default_scale(ar, score_dims(case)) if scale is None else ar.const(np.array([[scale]]))
+
+
+def scale_float(case: Case) -> float:
+    """The scale as the nearest float64."""
+    scale = case.options.get("scale")
+    return float(scale) if scale is not None else 1.0 / float(np.sqrt(score_dims(case)))
+
+
+def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+    """One head in the form that `oracle.ops.mla.formula.form_for` chooses."""
+    inputs = head(case, key, rows)
+    (d_h, d_c), d_v = inputs.w_uk.shape, inputs.w_uv.shape[0]
+    # An empty row's values mean nothing, but its 0/0 would spoil a whole matrix of balls: let it see
+    # everything.
+    empty = np.logical_not(inputs.visible.any(axis=1))
+    form = mla.form_for(len(rows), len(inputs.c_kv), head=d_h, rope=inputs.q_pe.shape[1], value=d_v, latent=d_c)
+    done = mla.mla(
+        ar,
+        *(ar.const(x) for x in inputs.arrays()),
+        scale=scale_value(ar, case),
+        visible=np.logical_or(inputs.visible, empty[:, None]),
+        form=form,
+    )
+    values = {
+        "scores": done.scores,
+        "shift": done.shift,
+        "total": done.total,
+        "out": done.out,
+        "lse": done.lse,
+    }
+    return Block(key, rows, ar, values, empty, inputs.undefined, inputs.visible)
+
+
+def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
+    """Formats of the named stages: attention's, the up-projected operands', the latent sum's."""
+    result = attention_case.stages(contract, input_format)
+    for stage, name in (("up", contract.up), ("latent", contract.latent)):
+        if name is not None:
+            result[stage] = input_format if name == "input" else FORMATS[name]
+    return result
+
+
+def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    """out [r, d_v] and lse [r, 1] of an honest kernel of this contract: its form, its tiles or splits."""
+    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    named = stages(contract, format_of(case.arrays["q_nope"]))
+    ar = RoundedArithmetic(compute, named)
+    absorbed = contract.form == "absorbed"
+    # The attention inside an absorbed kernel puts out latents: its output stage is the latent's.
+    inner = RoundedArithmetic(compute, {**named, "output": named.get("latent", compute)}) if absorbed else ar
+    inputs = head(case, key, rows)
+    with ar.working():
+        values = [ar.const(x) for x in inputs.arrays()]
+        q, k, v = mla.operands(ar, *values, form=contract.form)
+        more: dict[str, Any] = {"scoring": attention.Scoring(scale_value(ar, case)), "visible": inputs.visible}
+        if contract.splits > 1:
+            out, lse = attention.attention_split(inner, q, k, v, splits=contract.splits, **more)
+        elif contract.tile is not None and not contract.normalised_p:
+            out, lse = attention.attention_tiled(inner, q, k, v, tile=contract.tile, **more)
+        else:
+            done = attention.attention(inner, q, k, v, normalise_first=contract.normalised_p, **more)
+            out, lse = done.out, done.lse
+        if absorbed:
+            out = mla.project(ar, out, values[-1])
+        return {"out": ar.to_enclosure(out)[0], "lse": ar.to_enclosure(lse)[0]}
+
+
+def blocks(case: Case) -> list[tuple[int, ...]]:
+    check(case)
+    b, h = case.arrays["q_nope"].shape[:2]
+    return [(i, j) for i in range(b) for j in range(h)]
+
+
+def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
+    b, h, sq = case.arrays["q_nope"].shape[:3]
+    return {"out": (b, h, sq, case.arrays["w_uv"].shape[1]), "lse": (b, h, sq)}
+
+
+OPS = (
+    Op(
+        name="mla",
+        inputs=INPUTS,
+        outputs=("out", "lse"),
+        options=OPTIONS,
+        blocks=blocks,
+        row_count=lambda case, key=(): int(case.arrays["q_nope"].shape[2]),
+        evaluate=evaluate,
+        output_shapes=output_shapes,
+        model=model,
+        width=lambda case, key: int(case.arrays["c_kv"].shape[1]),
+    ),
+)

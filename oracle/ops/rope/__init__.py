@@ -1,0 +1,1 @@
+"""Rotary position embedding: the rotation, its frequencies and their published scalings."""

@@ -1,0 +1,1 @@
+"""Questions that several ops ask in the same way."""

@@ -1,0 +1,112 @@
+"""Relations between outputs of the same target on related inputs.
+
+Two outputs that are equal in exact arithmetic may differ by the sum of their two derived bounds; bit-equality is
+asked only where the relation makes every rounding identical (rows that do not see a changed key, scalings by powers
+of two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.bounds.table import bounds_of
+from oracle.case import Case
+from oracle.evaluate import enclose
+from oracle.formats import Float64Array, format_of
+from properties.judge.pipeline import structure
+from properties.judge.verdict import Basis, Judgement, Verdict
+from properties.subject import Subject
+
+Outputs = Mapping[str, NDArray[Any]]
+
+
+class Unobserved(Exception):
+    """A call of the target failed; carries the judgement that says how."""
+
+    def __init__(self, judgement: Judgement) -> None:
+        super().__init__(judgement.detail)
+        self.judgement = judgement
+
+
+def observe(subject: Subject, case: Case) -> Outputs:
+    """The outputs of one call; `Unobserved` where it failed or broke gate G0."""
+    observed = subject.call(case)
+    wrong = structure(subject, case, observed)
+    if wrong is not None:
+        raise Unobserved(wrong)
+    return observed.outputs
+
+
+def full_bounds(subject: Subject, case: Case, outputs: Outputs) -> list[dict[str, Float64Array]]:
+    """Per form: each output's bound in the output's own shape; inf where nothing is promised (empty or undefined
+    rows)."""
+    formats = {n: format_of(v) for n, v in outputs.items()}
+    result = [{n: np.full(v.shape, np.inf) for n, v in outputs.items()} for _ in subject.forms]
+    for block in enclose(case):
+        names = [n for n in outputs if block.holds(n)]
+        bounded = bounds_of(case.op)(case, block, subject.forms, formats)
+        live = ~(block.empty | block.undefined)
+        for form, bounds in enumerate(bounded):
+            for name in names:
+                values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)
+                place = result[form][name]
+                index = block.places.get(name, block.index)
+                target = place[index] if index else place.reshape(len(block.rows), -1)
+                target[...] = values.reshape(target.shape)
+    return result
+
+
+def agree(subject: Subject, case: Case, first: Outputs, other: Case, second: Outputs, *, what: str) -> Judgement:
+    """PASS if the two outputs, equal in exact arithmetic, differ by at most the sum of their bounds (in one form)."""
+    bounds = zip(full_bounds(subject, case, first), full_bounds(subject, other, second), strict=True)
+    ratios, places = [], []
+    for one, two in bounds:
+        worst, place = 0.0, (next(iter(first)), 0)
+        for name in first:
+            if name not in second:
+                continue
+            gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64))
+            room = one[name] + two[name]
+            with np.errstate(all="ignore"):
+                ratio = np.where(np.isinf(room) | (gap == 0), 0.0, gap / room)
+            ratio = np.where(np.isnan(gap) & ~np.isinf(room), np.inf, np.where(np.isnan(ratio), 0.0, ratio))
+            if float(ratio.max(initial=0.0)) > worst:
+                worst, place = float(ratio.max()), (name, int(ratio.argmax()))
+        ratios.append(worst)
+        places.append(place)
+    best = int(np.argmin(ratios))
+    forms = {form.label: r for form, r in zip(subject.forms, ratios, strict=True)}
+    if ratios[best] <= 1:
+        return Judgement(
+            Verdict.PASS, Basis.DERIVED, f"{what}: within the sum of both bounds", ratios[best], forms=forms
+        )
+    name, flat = places[best]
+    at = [int(i) for i in np.unravel_index(flat, first[name].shape)]
+    worst_at = {
+        "output": name,
+        "index": at,
+        "observed": float(first[name].reshape(-1)[flat]).hex(),
+        "exact": float(second[name].reshape(-1)[flat]).hex(),
+    }
+    detail = f"{what}: the two outputs differ by {ratios[best]:.3g} times the sum of their bounds"
+    return Judgement(Verdict.FAIL, Basis.DERIVED, detail, ratios[best], forms=forms, worst=worst_at)
+
+
+def same_bits(first: NDArray[Any], second: NDArray[Any], where: NDArray[np.bool_], *, what: str) -> Judgement:
+    """PASS if the two arrays have the same bits wherever ``where`` (broadcast) says; NaNs of any payload are equal."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    equal = (a == b) & (np.signbit(a) == np.signbit(b)) | (np.isnan(a) & np.isnan(b))
+    # A zero may change its sign with the order of summation: the value is what is asked.
+    equal |= (a == 0) & (b == 0)
+    wrong = ~equal & np.broadcast_to(where, a.shape)
+    if not wrong.any():
+        return Judgement(Verdict.PASS, Basis.EXACT, f"{what}: bit-equal")
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    worst = {"output": "out", "index": list(at), "observed": float(b[at]).hex(), "exact": float(a[at]).hex()}
+    return Judgement(
+        Verdict.FAIL, Basis.EXACT, f"{what}: {int(wrong.sum())} elements changed, first at {list(at)}", worst=worst
+    )

@@ -1,0 +1,143 @@
+"""How one counterfactual fares on one scene: does it fit, and does anything tell it from the exact result?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.block import Rows
+from properties.diagnosis.counterfactual import Counterfactual, Look, Prediction, Predictions, Scene, predict
+
+# Bits that agree: at least this share with the counterfactual, at most that with the exact result, of at least so many.
+SAME_BITS, OTHER_BITS, LEAST_BITS = 0.95, 0.75, 6
+# Errors that follow a simulated rounding: correlation, slope, least number; on the worst row alone, less will do.
+LEAST_CORRELATION, SLOPES, LEAST_ERRORS = 0.9, (0.7, 1.4), 8
+ONE_SIZE = 2.5
+HINT_CORRELATION, HINT_SLOPES = 0.5, (0.3, 3.0)
+
+
+@dataclass(slots=True)
+class Match:
+    """fits: per form, all is explained. tells: per form, it differs somewhere by more than both bounds.
+
+    judged, same, exact: how many elements there are, how many are the rounded prediction to the bit, and how many the
+    rounded exact result. residual: sum of squares of error / bound. errors: output, observed minus exact, and predicted
+    minus exact.
+    """
+
+    fits: NDArray[np.bool_]
+    tells: NDArray[np.bool_]
+    judged: int = 0
+    same: int = 0
+    exact: int = 0
+    residual: float = 0.0
+    errors: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+    def convinces(self) -> NDArray[np.bool_]:
+        """Per form, whether it tells, by a difference or by the bits."""
+        n = self.judged
+        bits = n >= LEAST_BITS and self.same >= SAME_BITS * n and self.exact <= OTHER_BITS * n
+        return self.tells | bits
+
+    def of_one_size(self) -> bool:
+        """Whether observed and predicted errors are alike in size, whatever their order."""
+        for name in {n for n, _, _ in self.errors}:
+            observed, predicted = (np.concatenate([row[i] for row in self.errors if row[0] == name]) for i in (1, 2))
+            ok = np.isfinite(observed) & np.isfinite(predicted)
+            sizes = [float(np.linalg.norm(a[ok])) for a in (observed, predicted)]
+            if sizes[1] > 0 and not 1 / ONE_SIZE <= sizes[0] / sizes[1] <= ONE_SIZE:
+                return False
+        return True
+
+
+def _blank(scene: Scene) -> Match:
+    forms = len(scene.subject.forms)
+    return Match(np.ones(forms, dtype=bool), np.zeros(forms, dtype=bool))
+
+
+def match(scene: Scene, c: Counterfactual, *, quick: bool = True) -> Match:
+    """``quick``: first on the worst row alone, which settles nearly all, then on everything."""
+    if quick:
+        place, row = scene.worst
+        first = _blank(scene)
+        _add(scene, c, scene.looks[place], np.array([row]), first)
+        if not first.fits.any():
+            if not c.contract or not _alike(scene, first, 1, HINT_CORRELATION, HINT_SLOPES):
+                return first
+    whole = _blank(scene)
+    for look in scene.looks:
+        _add(scene, c, look, np.arange(len(look.block.rows)), whole)
+        if not whole.fits.any() and not c.contract:
+            return whole
+    if not whole.fits.any() and c.contract:
+        if _alike(scene, whole, LEAST_ERRORS, LEAST_CORRELATION, SLOPES) and allowed(scene, c):
+            whole.fits[:] = whole.tells[:] = True
+    return whole
+
+
+def allowed(scene: Scene, c: Counterfactual) -> bool:
+    """Whether a contract that allows the defect would be kept."""
+    forms = tuple(dict.fromkeys(replace(form, **c.contract) for form in scene.subject.forms))
+    kept = np.ones(len(forms), dtype=bool)
+    for look in scene.looks:
+        loose = predict(scene, Counterfactual(c.says), look.block.key, look.block.rows, forms)
+        kept &= [all(p[n].fits(y).all() for n, y in look.values.items()) for p in loose]
+    return bool(kept.any())
+
+
+def _add(scene: Scene, c: Counterfactual, look: Look, which: Rows, found: Match) -> None:
+    predicted = predict(scene, c, look.block.key, look.block.rows[which], scene.subject.forms)
+    for form, predictions in enumerate(predicted):
+        for name, values in look.values.items():
+            p, y = predictions[name], values[which]
+            if p.value.hi.shape != y.shape:
+                found.fits[:] = False
+                return
+            found.fits[form] &= bool(p.fits(y).all())
+            found.tells[form] |= _tells(look, which, name, p, look.truth[form][name])
+    _weigh(scene, look, which, predicted[int(np.argmax(found.fits))], found)
+
+
+def _tells(look: Look, which: Rows, name: str, p: Prediction, truth: Prediction) -> bool:
+    """Whether the prediction differs, where the output is wrong, from the exact result by more than both bounds."""
+    hi, lo, rad, bound = (a[which] for a in (truth.value.hi, truth.value.lo, truth.value.rad, truth.bound))
+    with np.errstate(all="ignore"):
+        apart = np.abs((p.value.hi - hi) + (p.value.lo - lo))
+        differs = ~(apart <= bound + p.bound + rad + p.value.rad) | p.breaks | p.lost
+    return bool((look.wrong[name][which] & differs & ~p.free).any())
+
+
+def _weigh(scene: Scene, look: Look, which: Rows, predictions: Predictions, found: Match) -> None:
+    """The evidence beyond the fit, of some rows of one block."""
+    for name, values in look.values.items():
+        p, y, t = predictions[name], values[which], look.truth[0][name]
+        hi, lo = t.value.hi[which], t.value.lo[which]
+        with np.errstate(all="ignore"):
+            use = ~(p.free | p.breaks | p.lost | t.free[which]) & np.isfinite(y)
+            fmt = scene.formats[name]
+            found.residual += float((p.ratio(y)[use] ** 2).sum())
+            found.judged += int(use.sum())
+            found.same += int((use & (fmt.round(p.value.hi) == y)).sum())
+            found.exact += int((use & (fmt.round(hi) == y)).sum())
+            found.errors.append((name, ((y - hi) - lo)[use], ((p.value.hi - hi) - lo)[use]))
+
+
+def _alike(scene: Scene, found: Match, least: int, correlation: float, slopes: tuple[float, float]) -> bool:
+    """Whether the errors of every wrong output follow those of the simulated one."""
+    wrong = {n for look in scene.looks for n, mask in look.wrong.items() if mask.any()}
+    for name in wrong:
+        parts = [(a, b) for n, a, b in found.errors if n == name]
+        observed, simulated = (np.concatenate([p[i] for p in parts] or [np.zeros(0)]) for i in (0, 1))
+        ok = np.isfinite(observed) & np.isfinite(simulated)
+        observed, simulated = observed[ok], simulated[ok]
+        if (simulated != 0).sum() < least or not observed.any():
+            return False
+        both = float(observed @ simulated)
+        if both < correlation * float(np.linalg.norm(observed) * np.linalg.norm(simulated)):
+            return False
+        if not slopes[0] <= both / float(simulated @ simulated) <= slopes[1]:
+            return False
+    return bool(wrong)

@@ -1,0 +1,125 @@
+"""Where an output is wrong: which outputs, batch entries, heads, rows and columns, if not everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.bounds.rope.frequency import frequencies_upper
+from oracle.ops.layouts.case import VARLEN
+from oracle.ops.rope.case import pair_positions, rotation, sequence_length
+from properties.diagnosis.counterfactual import Scene
+
+Mask = NDArray[np.bool_]
+# A run of indices counts as wrong from its start if at least this share of it is.
+SHARE = 0.6
+PERIODS = (2, 4, 8, 16, 32, 64, 128)
+LISTED = 3
+# Smaller angles need no range reduction to speak of.
+LEAST_ANGLE = 1000.0
+
+
+def where_wrong(scene: Scene) -> str:
+    """Such as "wrong only in head 1, rows >= 32", else how much of the output is wrong."""
+    parts = []
+    names = [n for n in scene.looks[0].wrong if any(look.wrong[n].any() for look in scene.looks)]
+    if len(scene.looks[0].wrong) > 1 and len(names) == 1:
+        parts.append({"lse": "the LSE", "out": "the output, not the LSE"}.get(names[0], names[0]))
+    parts += _axes(scene, names)
+    if (angle := _least_angle(scene)) is not None:
+        return f"wrong only in pairs that turn by {angle:.4g} radians or more"
+    text = f"wrong only in {', '.join(parts)}" if parts else _share(scene, names)
+    special = _not_finite(scene, names)
+    return "; ".join(t for t in (text, special) if t)
+
+
+def _share(scene: Scene, names: list[str]) -> str:
+    masks = [look.wrong[n] for look in scene.looks for n in names]
+    bad, total = sum(int(m.sum()) for m in masks), sum(m.size for m in masks)
+    return "wrong everywhere" if bad == total else f"wrong in {bad} of {total} elements, of all rows and columns"
+
+
+def _axes(scene: Scene, names: list[str]) -> list[str]:
+    keys = [look.block.key for look in scene.looks]
+    bad = [any(look.wrong[n].any() for n in names) for look in scene.looks]
+    parts = []
+    packed = scene.case.op == VARLEN
+    names_of = (("sequence", "sequences") if packed else ("batch entry", "batch entries"), ("head", "heads"))
+    for axis, (word, words) in enumerate(names_of[: len(keys[0])]):
+        all_of = sorted({key[axis] for key in keys})
+        wrong = sorted({key[axis] for key, b in zip(keys, bad, strict=True) if b})
+        parts.append(pattern(wrong, all_of, word, words))
+    rows = np.unique(np.concatenate([look.block.rows for look in scene.looks]))
+    wrong_rows = np.unique(np.concatenate([look.block.rows[_any_column(look.wrong, names)] for look in scene.looks]))
+    empty = all(bool(look.block.empty[_any_column(look.wrong, names)].all()) for look in scene.looks)
+    everything = all(bool(look.block.empty.all()) for look in scene.looks)
+    if empty and not everything:
+        parts.append("rows without a visible key")
+    else:
+        parts.append(pattern(wrong_rows.tolist(), rows.tolist(), "row", "rows"))
+    wide = [n for n in names if scene.looks[0].wrong[n].shape[1] > 1]
+    if wide and not empty:
+        columns = np.any([look.wrong[wide[0]].any(axis=0) for look in scene.looks], axis=0)
+        parts.append(pattern(np.flatnonzero(columns).tolist(), list(range(len(columns))), "column", "columns"))
+    return [p for p in parts if p]
+
+
+def _any_column(wrong: dict[str, Mask], names: list[str]) -> Mask:
+    return np.asarray(np.any([wrong[n].any(axis=1) for n in names], axis=0))
+
+
+def _least_angle(scene: Scene) -> float | None:
+    """rope: the angle from which on pairs are wrong, if there is one and smaller ones are right."""
+    if scene.case.op not in ("rope", "rope_backward"):
+        return None
+    how = rotation(scene.case)
+    pairs = how.rotary_dim // 2
+    column = np.arange(how.rotary_dim)
+    pair = column % pairs if how.layout == "half" else column // 2
+    angles, wrong = [], []
+    for look in scene.looks:
+        at = np.abs(pair_positions(scene.case, look.block.key, look.block.rows).astype(np.float64))
+        length = sequence_length(scene.case, look.block.key)
+        turned = at * frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
+        angles.append(turned[:, pair].ravel())
+        wrong.append(look.wrong[scene.main][:, : how.rotary_dim].ravel())
+    angle, bad = np.concatenate(angles), np.concatenate(wrong)
+    if not bad.any() or angle[bad].min() < LEAST_ANGLE:
+        return None
+    least = float(angle[bad].min())
+    beyond = angle >= least
+    return least if bad[beyond].mean() >= SHARE and not beyond.all() else None
+
+
+def _not_finite(scene: Scene, names: list[str]) -> str:
+    bad = total = 0
+    for look in scene.looks:
+        for n in names:
+            mask = look.wrong[n]
+            total += int(mask.sum())
+            bad += int((mask & ~np.isfinite(look.values[n])).sum())
+    return "inf or NaN wherever it is wrong" if bad == total and bad else ""
+
+
+def pattern(wrong: list[int], every: list[int], one: str, many: str) -> str:
+    """The indices in ``wrong`` among ``every`` (both ascending), in words; empty if they are all, or follow no rule."""
+    if len(wrong) == len(every) or not wrong or len(every) < 2:
+        return ""
+    if len(wrong) == 1:
+        place = wrong[0]
+        if one in ("row", "column") and place in (every[0], every[-1]) and len(every) > 2:
+            return f"the {'first' if place == every[0] else 'last'} {one}"
+        return f"{one} {place}"
+    start, stop = wrong[0], wrong[-1]
+    inside = [i for i in every if start <= i <= stop]
+    dense = len(wrong) >= SHARE * len(inside)
+    if dense and start > every[0]:
+        return f"{many} >= {start}" if stop == every[-1] else f"{many} {start} .. {stop}"
+    if dense and stop < every[-1] and len(wrong) > LISTED:
+        return f"{many} <= {stop}"
+    for period in PERIODS:
+        residues = {i % period for i in wrong}
+        alike = [i for i in every if i % period in residues]
+        if len(residues) == 1 and len(wrong) >= max(2, SHARE * len(alike)) and len(alike) < len(every):
+            return f"{many} {residues.pop()} modulo {period}"
+    return f"{many} {', '.join(map(str, wrong))}" if len(wrong) <= LISTED else ""

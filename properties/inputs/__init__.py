@@ -1,0 +1,1 @@
+"""How inputs are made: recipes that shrink, strategies, recorded activations."""

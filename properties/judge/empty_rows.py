@@ -1,0 +1,53 @@
+"""Rows that see no key: what a target gives must follow its stated conventions, with a sink its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.block import Block
+from oracle.case import Case
+from oracle.formats import format_of
+from properties.subject import Subject
+
+
+def empty_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, NDArray[Any]]) -> str:
+    """What contradicts the stated conventions for the empty rows of a block, or nothing."""
+    if not block.empty.any():
+        return ""
+    stated = {name: subject.conventions.get(name) for name in ("empty_row", "empty_row_lse")}
+    if "sink" in block.values:
+        # The sink's weight is 1, and its value nothing.
+        stated["empty_row"] = "zero"
+        if case.options.get("lse_sink", "included") == "included":
+            stated["empty_row_lse"] = None
+            if "lse" in values and not _is_the_sink(subject, block, values["lse"]):
+                return "the LSE of a row that sees nothing but a sink is not the sink"
+    for name, convention, value in (("out", "empty_row", "value"), ("lse", "empty_row_lse", "LSE")):
+        meant = stated[convention]
+        if meant is None or name not in values:
+            continue
+        rows = values[name][block.empty].astype(np.float64)
+        kept = {
+            "zero": np.all(rows == 0),
+            "nan": np.isnan(rows).all(),
+            "mean": np.isfinite(rows).all(),
+            "-inf": np.isneginf(rows).all(),
+            "+inf": np.isposinf(rows).all(),
+            "finite": np.isfinite(rows).all(),
+        }[meant]
+        if not kept:
+            return f"the {value} of an empty row is not {meant}, as the target's convention says"
+    return ""
+
+
+def _is_the_sink(subject: Subject, block: Block, lse: NDArray[Any]) -> bool:
+    """To within three roundings: of the sink in another base and back, and of the result."""
+    sink = block.part("sink").hi[block.empty]
+    base = np.log2(np.e) if subject.conventions.get("lse_base") == "2" else 1.0
+    wide = np.float32 if lse.dtype != np.float64 else np.float64
+    unit = format_of(lse).unit_roundoff + 2 * float(np.finfo(wide).eps)
+    return bool(np.all(np.abs(lse[block.empty].astype(np.float64) - base * sink) <= unit * np.abs(base * sink)))

@@ -1,0 +1,1 @@
+"""What must hold of each op, a folder an op: its table of properties, inputs, relations and counterfactuals."""

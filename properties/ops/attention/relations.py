@@ -1,0 +1,307 @@
+"""Checks of attention that compare a target with itself, or with facts that need no oracle value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.bounds.forward import EXPONENT_ROUNDINGS, LSE_ROUNDINGS
+from oracle.case import Case
+from oracle.contract.constants import constants
+from oracle.contract.contract import Contract
+from oracle.evaluate import enclose
+from oracle.formats import Float64Array, Format, format_of
+from oracle.ops.attention.case import blocks, visibility
+from properties.checks.memory import guarded_call
+from properties.checks.metamorphic import Outputs, agree, full_bounds, observe, same_bits
+from properties.judge import judgements as judging
+from properties.judge.judgements import draw_of
+from properties.judge.pipeline import certify
+from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
+from properties.ops.attention.options import NAMES, factors_by_head
+from properties.subject import Input, Subject
+
+
+def visible_rows(case: Case) -> NDArray[np.bool_]:
+    """[B, Hq, Sq, Sk]: who may attend to whom."""
+    q = case.arrays["q"]
+    rows = np.arange(q.shape[2])
+    return np.stack([visibility(case, key, rows) for key in blocks(case)]).reshape(*q.shape[:3], -1)
+
+
+def _with_key(case: Case, j: int, **values: Any) -> Case:
+    changed = {}
+    for name, value in values.items():
+        array = case.arrays[name].copy()
+        array[:, :, j] = value
+        changed[name] = array
+    return case.with_arrays(**changed)
+
+
+def watched_keys(case: Case, visible: NDArray[np.bool_], count: int) -> list[int]:
+    """Up to ``count`` keys that some rows see and some do not: the last, the first, then any; else the last key.
+
+    With a window first those on both sides of either end of a drawn row's.
+    """
+    ends = _ends_of_a_window(case, visible) if case.options.get("window_size") is not None else []
+    mixed = np.flatnonzero((~visible).any(axis=(0, 1, 2)))
+    if not len(mixed):
+        return ends[:count] or [visible.shape[-1] - 1]
+    others = draw_of(case).permutation(mixed)
+    return [int(j) for j in dict.fromkeys([*ends, mixed[-1], mixed[0], *others])][: max(count, len(ends))]
+
+
+def _ends_of_a_window(case: Case, visible: NDArray[np.bool_]) -> list[int]:
+    row = visible[0, 0, draw_of(case).integers(visible.shape[2])]
+    ends = np.flatnonzero(row[1:] != row[:-1])
+    return [int(j) for end in ends[[0, -1]] for j in (end, end + 1)] if len(ends) else []
+
+
+def _unseen_bits(before: Outputs, after: Outputs, blind: NDArray[np.bool_], *, what: str) -> Judgement:
+    """Rows that are ``blind`` [B, Hq, Sq] keep the bits of every output."""
+    judged = [same_bits(before["out"], after["out"], blind[..., None], what=what)]
+    if "lse" in before and "lse" in after:
+        lse = same_bits(before["lse"], after["lse"], blind, what=f"{what} (LSE)")
+        judged.append(replace(lse, worst={**lse.worst, "output": "lse"} if lse.worst else {}))
+    return worst_of(judged)
+
+
+def irrelevant_content(subject: Subject, example: Input) -> Judgement:
+    """P2: rows that may not attend to a key keep their bits whatever it holds; a NaN in a used input gives NaN."""
+    case = example.case
+    visible = visible_rows(case)
+    before = observe(subject, case)
+    huge = min(subject.fmt.max_finite / 4, 1e30)
+    contents = {"a huge value": huge, "a huge negative value": -huge}
+    if subject.conventions.get("masked_nan") == "blocked":
+        contents["NaN"] = float("nan")
+    judged = []
+    for j in watched_keys(case, visible, 2):
+        for what, value in contents.items():
+            after = observe(subject, _with_key(case, j, k=value, v=value))
+            judged.append(_unseen_bits(before, after, ~visible[..., j], what=f"{what} in a key that is not attended"))
+    judged.append(_used_nan(subject, case, visible))
+    return worst_of(judged)
+
+
+def _used_nan(subject: Subject, case: Case, visible: NDArray[np.bool_]) -> Judgement:
+    q = case.arrays["q"].copy()
+    q[:, :, 0, 0] = np.nan
+    rows = visible[:, :, 0].any(axis=-1)
+    out = observe(subject, case.with_arrays(q=q))["out"][:, :, 0].astype(np.float64)
+    if np.isnan(out[rows]).all():
+        return Judgement(Verdict.PASS, Basis.EXACT, "a NaN in a query gives a NaN row")
+    return Judgement(Verdict.FAIL, Basis.EXACT, "a NaN in a query row is swallowed: the output row is finite")
+
+
+def _exact_and_room(subject: Subject, case: Case, outputs: Outputs) -> tuple[Float64Array, Float64Array]:
+    """The exact output and the widest bound that a form of the contract gives it, [B, Hq, Sq, Dv]."""
+    exact = np.stack([b.part("out").hi for b in enclose(case)]).reshape(outputs["out"].shape)
+    room = np.max([b["out"] for b in full_bounds(subject, case, {"out": outputs["out"]})], axis=0)
+    return exact, room
+
+
+def reachability(subject: Subject, example: Input) -> Judgement:
+    """P4: perturb keys one by one; rows that may not attend keep their bits, rows that may change where that must show.
+
+    Rows that see a key have a finite value, whatever they do not see.
+    """
+    case = example.case
+    visible = visible_rows(case)
+    before = observe(subject, case)
+    exact, room = _exact_and_room(subject, case, before)
+    spoiled = visible.any(axis=-1, keepdims=True) & np.isfinite(room) & ~np.isfinite(before["out"].astype(np.float64))
+    if spoiled.any():
+        at = [int(i) for i in np.argwhere(spoiled)[0]]
+        detail = f"row {at[:3]} sees keys, and its output is not finite"
+        return Judgement(Verdict.FAIL, Basis.EXACT, detail, worst={"output": "out", "index": at})
+    rng = draw_of(case)
+    keys = watched_keys(case, visible, 3)
+    for j in keys:
+        content = {n: subject.fmt.store(rng.standard_normal(case.arrays[n][:, :, j].shape) + 1.0) for n in ("k", "v")}
+        other = _with_key(case, j, **content)
+        after = observe(subject, other)
+        sees = visible[..., j]
+        unseen = _unseen_bits(before, after, ~sees, what=f"rows that may not attend to key {j}")
+        if unseen.verdict is not Verdict.PASS:
+            return unseen
+        moved, other_room = _exact_and_room(subject, other, after)
+        must_show = (np.abs(exact - moved) > 2 * (room + other_room)) & sees[..., None]
+        stuck = must_show & (before["out"].astype(np.float64) == after["out"].astype(np.float64))
+        if stuck.any():
+            at = [int(i) for i in np.argwhere(stuck)[0]]
+            detail = f"row {at[:3]} may attend to key {j} but does not change with it"
+            return Judgement(Verdict.FAIL, Basis.DERIVED, detail, worst={"output": "out", "index": at})
+    detail = f"keys {', '.join(map(str, keys))} each change the rows that may attend to them and no others"
+    return Judgement(Verdict.PASS, Basis.DERIVED, detail)
+
+
+def partition_of_unity(subject: Subject, example: Input) -> Judgement:
+    """P5: with V = 1 the output is 1 within the bound; with the given V it stays in V's hull, up to the bound."""
+    ones = np.ones_like(example.case.arrays["v"])
+    unit = certify(subject, example.case.with_arrays(v=ones), outputs=("out",))
+    if unit.verdict not in (Verdict.PASS, Verdict.VACUOUS):
+        return replace(unit, detail=f"V = 1: {unit.detail}")
+    case = example.case
+    out = observe(subject, case)
+    visible = visible_rows(case)
+    v = case.arrays["v"].astype(np.float64)
+    if case.options.get("v_descale") is not None:
+        v = v * np.asarray(case.options["v_descale"], dtype=np.float64)[..., None, None]
+    v = np.repeat(v, case.arrays["q"].shape[1] // v.shape[1], axis=1)
+    seen = visible[..., None]
+    # A sink is one more key, of value 0.
+    nothing = (0.0, 0.0) if case.options.get("sinks") is not None else (np.inf, -np.inf)
+    low = np.where(seen, v[:, :, None], np.inf).min(axis=3, initial=nothing[0])
+    high = np.where(seen, v[:, :, None], -np.inf).max(axis=3, initial=nothing[1])
+    room = np.max([b["out"] for b in full_bounds(subject, case, {"out": out["out"]})], axis=0)
+    value = out["out"].astype(np.float64)
+    live = visible.any(axis=-1, keepdims=True) & np.isfinite(room)
+    outside = live & ~((value >= low - room) & (value <= high + room))
+    if outside.any():
+        at = [int(i) for i in np.argwhere(outside)[0]]
+        return Judgement(
+            Verdict.FAIL, Basis.DERIVED, f"output {at} leaves the hull of V", worst={"output": "out", "index": at}
+        )
+    return unit
+
+
+def agree_on(subject: Subject, case: Case, first: Outputs, second: Outputs, *, what: str) -> Judgement:
+    """PASS if two outputs for the same case differ by at most twice their bound."""
+    bounds = full_bounds(subject, case, first)
+    judged = []
+    for name in first:
+        gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64))
+        judged.append(judging.kept(subject, gap, [2 * b[name] for b in bounds], what=what, output=name))
+    return worst_of(judged)
+
+
+def purity(subject: Subject, example: Input) -> Judgement:
+    """P15: inputs and the memory next to them untouched, the latter without influence; independent calls."""
+    case = example.case
+    plain = observe(subject, case)
+    guarded, trespassed = guarded_call(subject, case)
+    if trespassed:
+        return Judgement(Verdict.FAIL, Basis.EXACT, f"memory next to the array given as {trespassed} was written")
+    if guarded.fault is None:
+        apart = agree_on(subject, case, plain, guarded.outputs, what="NaN in the memory next to the inputs")
+        if apart.verdict is not Verdict.PASS:
+            return apart
+    reversed_ = {n: np.ascontiguousarray(a[..., ::-1]) for n, a in case.arrays.items()}
+    other = case.with_arrays(**reversed_)
+    return judging.purity(subject, case, other, _two_sequences(other, case), lambda values: values[: len(values) // 2])
+
+
+def _two_sequences(first: Case, second: Case) -> Case:
+    """Both cases, alike in shape and options, as one with twice the sequences."""
+    joined = first.with_arrays(**{n: np.concatenate([a, second.arrays[n]]) for n, a in first.arrays.items()})
+    mask, slopes = first.options.get("attn_mask"), first.options.get("alibi_slopes")
+    if slopes is not None and slopes.ndim == 2:
+        joined = joined.with_options(alibi_slopes=np.concatenate([slopes, slopes]))
+    joined = joined.with_options(**{n: np.concatenate([a, a]) for n, a in factors_by_head(first).items()})
+    if mask is None or mask.ndim < 4 or mask.shape[0] == 1:
+        return joined
+    return joined.with_options(attn_mask=np.concatenate([mask, mask]))
+
+
+def _without(case: Case) -> Iterator[tuple[str, Case]]:
+    for name in ("scale", "is_causal", "attn_mask", *NAMES, "q_descale", "v_descale"):
+        if name in case.options:
+            yield name, case.without_options(name)
+
+
+def options_matter(subject: Subject, example: Input) -> Judgement:
+    """P17: the result is within its bound, and the option's effect larger (else the input tests nothing)."""
+    case = example.case
+    judged = certify(subject, case)
+    if judged.verdict is not Verdict.PASS:
+        return judged
+    exact = np.stack([b.part("out").hi for b in enclose(case)])
+    for name, bare in _without(case):
+        plain = np.stack([b.part("out").hi for b in enclose(bare)])
+        bound = full_bounds(subject, case, observe(subject, case))[0]["out"].reshape(exact.shape)
+        if not (np.abs(exact - plain) > 2 * bound).any():
+            return replace(judged, verdict=Verdict.VACUOUS, detail=f"option {name} has no visible effect on this input")
+    return judged
+
+
+SHIFTS = (-10, -3, -1, 1, 3, 10)
+
+
+def symmetries(subject: Subject, example: Input) -> Judgement:
+    """P25: key order does not matter, duplicated keys change nothing, powers of two pass through exactly.
+
+    Of options those that do not know where a key stands; a sink, which is not duplicated along, weighs less beside two.
+    """
+    case = example.case
+    k, v = case.arrays["k"], case.arrays["v"]
+    plain = observe(subject, case)
+    order = draw_of(case).permutation(k.shape[2])
+    permuted = case.with_arrays(k=k[:, :, order], v=v[:, :, order])
+    judged = [agree(subject, case, plain, permuted, observe(subject, permuted), what="permuted keys")]
+    if case.options.get("sinks") is None:
+        doubled = case.with_arrays(k=np.concatenate([k, k], axis=2), v=np.concatenate([v, v], axis=2))
+        twice = {"out": observe(subject, doubled)["out"]}
+        judged.append(agree(subject, case, {"out": plain["out"]}, doubled, twice, what="every key twice"))
+    fmt = subject.fmt
+    larger = case.with_arrays(v=fmt.store(2 * v.astype(np.float64)))
+    if np.isfinite(larger.arrays["v"].astype(np.float64)).all():
+        halved = observe(subject, larger)["out"].astype(np.float64) / 2
+        normal = np.abs(halved) >= fmt.smallest_normal
+        judged.append(same_bits(plain["out"], halved, normal, what="V scaled by 2"))
+    nowhere = np.zeros(plain["out"].shape[:3], dtype=bool)
+    for shift in SHIFTS:
+        moved = _scaled_oppositely(case, shift, fmt)
+        if moved is not None:
+            what = f"q scaled by 2^{shift} and k by 2^{-shift}"
+            judged.append(_unseen_bits(plain, observe(subject, moved), ~nowhere, what=what))
+    return worst_of(judged)
+
+
+def _scaled_oppositely(case: Case, shift: int, fmt: Format) -> Case | None:
+    """q 2^shift and k 2^-shift, or None where a factor, scaled or not, leaves the format's normal range."""
+    scaled = {"q": np.ldexp(case.arrays["q"].astype(np.float64), shift)}
+    scaled["k"] = np.ldexp(case.arrays["k"].astype(np.float64), -shift)
+    scale = case.options.get("scale") or 1.0 / float(np.sqrt(case.arrays["q"].shape[-1]))
+    for values in scaled.values():
+        size = np.abs(values[values != 0])
+        small, large = float(size.min(initial=np.inf)), float(size.max(initial=0.0))
+        # A kernel may store the scaled operand.
+        if small * min(1.0, scale) < fmt.smallest_normal or large * max(1.0, scale) > fmt.max_finite:
+            return None
+    return case.with_arrays(**{n: fmt.store(a) for n, a in scaled.items()})
+
+
+def exact_arithmetic(subject: Subject, example: Input) -> Judgement:
+    """P28: q = 0, integer V, 2^i keys: sums are exact; divisions, merges of parts and the output rounding may err."""
+    case = example.case
+    out: Outputs = observe(subject, case)
+    v = case.arrays["v"].astype(np.float64)
+    v = np.repeat(v, case.arrays["q"].shape[1] // v.shape[1], axis=1)
+    mean = v.mean(axis=2, keepdims=True)
+    spread = np.abs(v - mean).mean(axis=2, keepdims=True)
+    size = np.abs(v).mean(axis=2, keepdims=True)
+    rooms = [_exact_room(form, case, mean, spread, size) for form in subject.forms]
+    gap = np.abs(out["out"].astype(np.float64) - mean)
+    return judging.kept(subject, gap, [np.broadcast_to(r, gap.shape) for r in rooms], what="mean of integers")
+
+
+def _exact_room(
+    form: Contract, case: Case, mean: Float64Array, spread: Float64Array, size: Float64Array
+) -> Float64Array:
+    c = constants(form, format_of(case.arrays["q"]))
+    room = (c.u_div + c.u_o) * (1 + c.u_div) * np.abs(mean) + c.omega_o
+    if form.normalised_p:
+        # 1/n is a power of two: only its division errs, in each weight by itself.
+        room = room + c.u_div * size
+    if form.splits > 1:
+        # Parts of unequal length are merged by e^L with L = ln n of a part (`oracle.bounds.forward.weight_error`).
+        keys = np.log(case.arrays["k"].shape[2])
+        rounded = (LSE_ROUNDINGS + 2 * EXPONENT_ROUNDINGS) * c.u * keys * 1.001
+        rho = rounded + c.e_log * keys + c.e_ln - np.log1p(-c.e_exp)
+        room = room + np.expm1(2 * rho) * spread + (c.u_div + (form.splits + 3) * c.u) * (1 + np.expm1(2 * rho)) * size
+    return np.asarray(room)

@@ -1,0 +1,139 @@
+"""P10 and P11 of attention: what was computed before, and what is computed beside it, does not matter to a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from oracle.case import Case
+from properties.checks.invariance import invariant, with_parameters
+from properties.checks.metamorphic import Outputs, full_bounds, observe
+from properties.inputs import strategies
+from properties.inputs.recipes import Logits, Mask
+from properties.judge import judgements as judging
+from properties.judge.verdict import Judgement, worst_of
+from properties.ops.attention.options import NAMES, Extras, factors_by_head, held
+from properties.ops.attention.relations import agree_on
+from properties.subject import Input, Subject
+
+POSITIONED = ("window_size", "alibi_slopes")
+"""Options that know where a query stands among the keys."""
+
+
+def decodable(subject: Subject) -> tuple[str, ...]:
+    """Options under which one query and the keys up to it are a call that sees what prefill sees."""
+    aligned = subject.conventions.get("causal_alignment") == "bottom_right"
+    return tuple(held(subject, [name for name in NAMES if aligned or name not in POSITIONED]))
+
+
+def decode(subject: Subject, example: Input) -> Judgement:
+    """P10: token by token with growing keys and values, and in chunks, as all at once; within the sum of the bounds."""
+    case = example.case
+    whole = observe(subject, case)
+    bounds = full_bounds(subject, case, whole)
+    total = case.arrays["q"].shape[2]
+    steps = [(row, row + 1) for row in range(total)]
+    if subject.conventions.get("causal_alignment") == "bottom_right" and total > 2:
+        steps += [(total // 3, total - 1), (0, total // 3)]
+    judged = []
+    for start, stop in steps:
+        part = _up_to(case, start, stop)
+        rows = slice(start, stop)
+        seen = observe(subject, part)
+        own = full_bounds(subject, part, seen)
+        what = f"queries {start} to {stop - 1} with the keys up to them, and all at once"
+        for name in whole:
+            gap = np.abs(whole[name][:, :, rows].astype(np.float64) - seen[name].astype(np.float64))
+            rooms = [b[name][:, :, rows] + o[name] for b, o in zip(bounds, own, strict=True)]
+            judged.append(judging.kept(subject, gap, rooms, what=what, output=name))
+    return worst_of(judged)
+
+
+def _up_to(case: Case, start: int, stop: int) -> Case:
+    """Queries start..stop against the keys before ``stop``; one query sees them all without a causal rule."""
+    arrays = {"q": case.arrays["q"][:, :, start:stop]} | {n: case.arrays[n][:, :, :stop] for n in ("k", "v")}
+    part = case.with_arrays(**arrays)
+    if stop - start > 1:
+        return part
+    bare = part.without_options("is_causal")
+    return bare if any(name in case.options for name in POSITIONED) else bare.without_options("causal_alignment")
+
+
+def decode_edges(subject: Subject) -> Iterator[Input]:
+    """One token, a few, across the border of a tile; scores that grow with each; each option alone."""
+    yield strategies.attention_input(subject, sq=1, sk=1, is_causal=True, features={"edge": "decode"})
+    yield strategies.attention_input(subject, kv_heads=2, sq=7, sk=7, is_causal=True, features={"edge": "decode"})
+    growing = Logits("ascending", 40.0)
+    yield strategies.attention_input(
+        subject, sq=9, sk=9, dims=64, logits=growing, is_causal=True, features={"edge": "grow"}
+    )
+    yield strategies.attention_input(subject, sq=34, sk=34, dims=8, is_causal=True, features={"edge": "tile"})
+    alone = {
+        "window_size": Extras(window=(2, -1)),
+        "softcap": Extras(softcap=2.0),
+        "alibi_slopes": Extras(alibi="heads"),
+        "sinks": Extras(sink=1.0),
+        "k_descale": Extras(descale="heads"),
+    }
+    for name in decodable(subject):
+        yield strategies.attention_input(
+            subject, kv_heads=2, sq=6, sk=6, is_causal=True, extras=alone[name], features={"edge": name}
+        )
+
+
+def batches(subject: Subject, example: Input) -> Judgement:
+    """P11: a sequence gives the same bits alone, at any place of the batch, beside more, and again.
+
+    Where that is not declared: what the contract allows, and the datasheet says so.
+    """
+    case = example.case
+    whole = observe(subject, case)
+    count = len(case.arrays["q"])
+    judged = [
+        _compared(subject, case, whole, [n], f"sequence {n} alone and among {count}") for n in sorted({0, count - 1})
+    ]
+    turned = list(range(count))[::-1]
+    judged.append(_compared(subject, case, whole, turned, "the batch in reverse"))
+    judged.append(_compared(subject, case, whole, [*range(count), *turned], "the batch beside as much again"))
+    for _ in range(3):
+        judged.append(_compared(subject, case, whole, list(range(count)), "another call"))
+    return worst_of([*judged, *_splits(subject, case, whole)])
+
+
+def _splits(subject: Subject, case: Case, whole: Outputs) -> Iterator[Judgement]:
+    """Where the number of splits is a parameter: any gives what the contract allows; they sum in other orders."""
+    for count in (1, 2, 3, 8) if "num_splits" in subject.target.parameters else ():
+        split = observe(with_parameters(subject, num_splits=count), case)
+        yield agree_on(subject, case, whole, split, what=f"{count} splits and as many as the target likes")
+
+
+def _compared(subject: Subject, case: Case, whole: Outputs, chosen: list[int], what: str) -> Judgement:
+    other = of_sequences(case, chosen)
+    first = {name: values[chosen] for name, values in whole.items()}
+    second = observe(subject, other)
+    return invariant(subject, first, second, lambda: agree_on(subject, other, first, second, what=what), what=what)
+
+
+def of_sequences(case: Case, chosen: list[int]) -> Case:
+    """The case with these sequences, in this order, with their own masks and slopes."""
+    picked = case.with_arrays(**{name: array[chosen] for name, array in case.arrays.items()})
+    mask, slopes = case.options.get("attn_mask"), case.options.get("alibi_slopes")
+    if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
+        picked = picked.with_options(attn_mask=mask[chosen])
+    if slopes is not None and slopes.ndim == 2:
+        picked = picked.with_options(alibi_slopes=slopes[chosen])
+    return picked.with_options(**{n: a[chosen] for n, a in factors_by_head(case).items()})
+
+
+def batch_edges(subject: Subject) -> Iterator[Input]:
+    """Three sequences: decode and prefill, short and long keys, masks and slopes of their own."""
+    for sq, sk, dims in ((1, 70, 64), (4, 33, 16), (1, 300, 32), (40, 40, 16)):
+        yield strategies.attention_input(
+            subject, batch=3, kv_heads=2, sq=sq, sk=sk, dims=dims, features={"edge": "batch"}
+        )
+    if subject.has("attn_mask"):
+        yield strategies.attention_input(subject, batch=3, sq=3, sk=40, mask=Mask(), features={"edge": "masks"})
+    if subject.has("alibi_slopes"):
+        extras = Extras(alibi="sequences")
+        yield strategies.attention_input(subject, batch=3, sq=3, sk=40, extras=extras, features={"edge": "slopes"})

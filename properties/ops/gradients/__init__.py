@@ -1,0 +1,1 @@
+"""The properties of gradients: of attention, of latent attention and of softmax."""

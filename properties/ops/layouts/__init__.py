@@ -1,0 +1,1 @@
+"""The properties of packed and of paged attention."""

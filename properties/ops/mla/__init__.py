@@ -1,0 +1,1 @@
+"""The properties of multi-head latent attention."""

@@ -1,0 +1,1 @@
+"""The properties of rotary position embedding and of its gradient."""

@@ -1,0 +1,1 @@
+"""The properties of softmax, log_softmax and logsumexp."""

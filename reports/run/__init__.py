@@ -1,0 +1,1 @@
+"""Record files to one run: loading, summing up, comparing two."""

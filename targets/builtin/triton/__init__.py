@@ -1,0 +1,1 @@
+"""The project's own Triton kernels, compiled on a GPU and interpreted without one."""

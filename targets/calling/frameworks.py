@@ -1,0 +1,164 @@
+"""Bridges between numpy storage (bfloat16 through ml_dtypes) and the arrays that a target takes.
+
+Each framework is imported when its bridge is first asked for. A new framework is one class and one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+FRAMEWORKS = ("torch", "numpy")
+# Dtypes that numpy has through ml_dtypes only; torch calls them by the same names.
+_FOREIGN = {np.dtype(t).name: t for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
+
+
+class GuardBytes:
+    """An array in the middle of a larger buffer of a known pattern; `intact` says whether the pattern still stands."""
+
+    WIDTH = 256
+    PATTERN = 0x5A
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._buffer = np.full(array.nbytes + 2 * self.WIDTH, self.PATTERN, dtype=np.uint8)
+        middle = self._buffer[self.WIDTH : self.WIDTH + array.nbytes]
+        middle[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.inside = middle.view(array.dtype).reshape(array.shape)
+
+    def intact(self) -> bool:
+        before, after = self._buffer[: self.WIDTH], self._buffer[-self.WIDTH :]
+        return bool((before == self.PATTERN).all() and (after == self.PATTERN).all())
+
+
+class Bridge(Protocol):
+    def adopt(self, array: NDArray[Any]) -> Any:
+        """The framework's view of a numpy array's own memory, on the CPU."""
+
+    def to_native(self, array: NDArray[Any], device: str) -> Any:
+        """A fresh contiguous array of the framework with the same bits."""
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        """The value's bits in numpy storage. TypeError for a dtype that has none."""
+
+    def is_native(self, value: Any) -> bool:
+        """Whether the value is an array of the framework."""
+
+    def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """A view of this shape in which axes of length 1 are repeated with stride 0."""
+
+    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+        """The array at these strides, in elements; memory between is not touched. MemoryError without room."""
+
+    def synchronise(self, device: str) -> None:
+        """Wait until the device has done what it was asked to do."""
+
+    def shares_memory(self, result: Any, inputs: list[Any]) -> int | None:
+        """Index of the first input whose memory a result shares, else None."""
+
+
+def _results(result: Any) -> list[Any]:
+    if isinstance(result, Mapping):
+        return list(result.values())
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many elements a view of this shape and these strides reaches over."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyBridge:
+    def adopt(self, array: NDArray[Any]) -> Any:
+        return array
+
+    def to_native(self, array: NDArray[Any], device: str) -> Any:
+        return np.array(array, copy=True, order="C")
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        return np.asarray(value)
+
+    def is_native(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray | np.generic)
+
+    def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
+        return np.broadcast_to(value, shape)
+
+    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+        buffer = np.empty(_extent(array.shape, strides), dtype=array.dtype)
+        view = np.lib.stride_tricks.as_strided(buffer, array.shape, [s * buffer.itemsize for s in strides])
+        view[...] = array
+        return view
+
+    def synchronise(self, device: str) -> None:
+        return None
+
+    def shares_memory(self, result: Any, inputs: list[Any]) -> int | None:
+        for index, given in enumerate(inputs):
+            if any(isinstance(r, np.ndarray) and np.may_share_memory(r, given) for r in _results(result)):
+                return index
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBridge:
+    torch: Any
+
+    def adopt(self, array: NDArray[Any]) -> Any:
+        if array.dtype.name in _FOREIGN:
+            bits = array.view(np.int16 if array.dtype.itemsize == 2 else np.int8)
+            return self.torch.from_numpy(bits).view(getattr(self.torch, array.dtype.name))
+        return self.torch.from_numpy(array)
+
+    def to_native(self, array: NDArray[Any], device: str) -> Any:
+        tensor = self.adopt(np.array(array, copy=True, order="C"))
+        return tensor.to(device) if device != "cpu" else tensor
+
+    def to_numpy(self, value: Any) -> NDArray[Any]:
+        value = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+        name = str(value.dtype).removeprefix("torch.")
+        if name in _FOREIGN:
+            bits = self.torch.int16 if value.element_size() == 2 else self.torch.int8
+            return np.asarray(value.view(bits).numpy().view(_FOREIGN[name]))
+        return np.asarray(value.numpy())
+
+    def is_native(self, value: Any) -> bool:
+        return isinstance(value, self.torch.Tensor)
+
+    def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
+        return value.expand(shape)
+
+    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+        source = self.to_native(array, device)
+        try:
+            buffer = self.torch.empty(_extent(array.shape, strides), dtype=source.dtype, device=device)
+        except RuntimeError as error:
+            raise MemoryError(f"no room for {_extent(array.shape, strides)} elements") from error
+        return buffer.as_strided(array.shape, strides).copy_(source)
+
+    def synchronise(self, device: str) -> None:
+        if device.startswith("cuda"):
+            self.torch.cuda.synchronize()
+
+    def shares_memory(self, result: Any, inputs: list[Any]) -> int | None:
+        owned = [r.untyped_storage().data_ptr() for r in _results(result) if self.is_native(r) and r.numel()]
+        for index, given in enumerate(inputs):
+            if given.numel() and given.untyped_storage().data_ptr() in owned:
+                return index
+        return None
+
+
+def bridge(framework: str) -> Bridge:
+    """The bridge called ``framework``; ValueError lists the known ones."""
+    if framework == "numpy":
+        return NumpyBridge()
+    if framework == "torch":
+        import torch
+
+        return TorchBridge(torch)
+    raise ValueError(f"unknown framework {framework!r}; known: {', '.join(FRAMEWORKS)}")

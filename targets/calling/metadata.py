@@ -1,0 +1,103 @@
+"""What a function may declare about itself in ``__attn_oracle__``, and everything that can be wrong with that."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from oracle.contract.constants import accumulation_error, constants, dot_error, rescale_error, row_sum_error
+from oracle.contract.contract import Contract, UnknownContract
+from oracle.contract.presets import declared_forms
+from oracle.formats import FORMATS, input_formats
+from targets.calling.conventions import wrong_convention
+from targets.calling.frameworks import FRAMEWORKS
+from targets.calling.signature import INPUTS
+
+METADATA = (
+    "op",
+    "name",
+    "dtypes",
+    "devices",
+    "contract",
+    "conventions",
+    "framework",
+    "description",
+    "requires",
+    "counterpart",
+    "interpreted",
+    "gradients",
+)
+DEVICES = ("cpu", "cuda")
+_KINDS: dict[str, str] = {f.name: str(f.type) for f in fields(Contract)}
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": int | float, "bool": bool, "None": type(None)}
+
+
+def metadata(function: Callable[..., Any]) -> Any:
+    """``__attn_oracle__`` of the function, or of the one inside a partial or a wrapper; an empty dict without any."""
+    while not hasattr(function, "__attn_oracle__"):
+        inner = function.func if isinstance(function, functools.partial) else getattr(function, "__wrapped__", None)
+        if inner is None:
+            return {}
+        function = inner
+    return getattr(function, "__attn_oracle__")  # noqa: B009 - not an attribute that mypy knows
+
+
+def problems(meta: Any, op: str) -> list[str]:
+    """Everything that is wrong with a target's metadata, each in one line that names the key and the valid values."""
+    if not isinstance(meta, Mapping):
+        return [f"__attn_oracle__ is {type(meta).__name__}, not a dict"]
+    found = [f"unknown metadata key {key!r}; known: {', '.join(METADATA)}" for key in meta if key not in METADATA]
+    if meta.get("op", op) not in tuple(INPUTS):
+        found.append(f"unknown op {meta['op']!r}; known: {', '.join(INPUTS)}")
+    known_op = meta.get("op", op) in tuple(INPUTS)
+    for key, known in (("dtypes", input_formats(meta.get("op", op) if known_op else op)), ("devices", DEVICES)):
+        found += _wrong_names(key, meta.get(key, known), known)
+    if meta.get("framework", "torch") not in FRAMEWORKS:
+        found.append(f"unknown framework {meta['framework']!r}; known: {', '.join(FRAMEWORKS)}")
+    conventions = meta.get("conventions", {})
+    if isinstance(conventions, Mapping):
+        found += [wrong for name, value in conventions.items() if (wrong := wrong_convention(op, name, value))]
+    else:
+        found.append(f"conventions is {type(conventions).__name__}, not a dict")
+    if meta.get("contract") is not None:
+        found += _wrong_contract(meta["contract"], op)
+    found += [
+        f"{key} is {type(meta[key]).__name__}, not a string"
+        for key in ("name", "description", "counterpart")
+        if not isinstance(meta.get(key, ""), str | None)
+    ]
+    return found
+
+
+def _wrong_names(key: str, value: Any, known: tuple[str, ...]) -> list[str]:
+    if not isinstance(value, tuple | list) or not value:
+        return [f"{key} must be a tuple of names out of {', '.join(known)}; got {value!r}"]
+    return [f"unknown name {name!r} in {key}; known: {', '.join(known)}" for name in value if name not in known]
+
+
+def _wrong_contract(contract: Any, op: str) -> list[str]:
+    if not isinstance(contract, str | Mapping):
+        return [f"contract is {type(contract).__name__}; it is a preset name or a dict of fields"]
+    for name, value in contract.items() if isinstance(contract, Mapping) else ():
+        if name in _KINDS and not _is_of_kind(value, _KINDS[name]):
+            return [f"contract field {name} is {value!r}, not {_KINDS[name]}"]
+    try:
+        for form in declared_forms(op, contract if isinstance(contract, str) else dict(contract), "fp32"):
+            # A field of the wrong type or value shows when the numbers that follow from it are asked for.
+            made = constants(form, FORMATS["fp32"])
+            for figure in (dot_error, accumulation_error, row_sum_error, rescale_error):
+                figure(form, made, 64)
+    except UnknownContract as error:
+        return [str(error)]
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        return [f"contract {contract!r} cannot be used: {error}"]
+    return []
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    """Whether a value has the type that a contract field's annotation names; True is no number here."""
+    return any(
+        isinstance(value, _TYPES[name]) and isinstance(value, bool) == (name == "bool") for name in kind.split(" | ")
+    )
