@@ -11,6 +11,7 @@ from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array
 from oracle.ops.layouts.case import PAGED, VARLEN, key_count, pages_of, query_range, sequences
+from oracle.ops.table import op_named
 from properties.checks.invariance import equal_bits, invariant
 from properties.checks.memory import guarded_call
 from properties.checks.metamorphic import Outputs, agree, full_bounds, observe
@@ -251,8 +252,6 @@ def _joined(first: Case, second: Case) -> Case:
 
 def exact_output(case: Case) -> Float64Array:
     """The exact O in its own layout, nearest float64; 0 where no sequence has a row."""
-    from oracle.ops.table import op_named
-
     whole = np.zeros(op_named(case.op).output_shapes(case)["out"])
     for block in enclose(case):
         block.whole("out", whole)[block.rows] = block.part("out").hi
