@@ -16,7 +16,7 @@ from targets.calling.gradient import with_gradients
 from targets.calling.registry import BUILTINS, Unavailable, load_builtin, resolve
 from targets.calling.target import INPUTS, Target
 from targets.honest.table import HONEST
-from targets.mutants.table import MUTANTS
+from targets.mutants.table import mutants
 from targets.probing.probes import tiny_case
 
 OPS = tuple(ops())
@@ -41,7 +41,7 @@ NEEDS: dict[str, Callable[[str], object]] = {
     "search strategy": lambda op: any(p.search is not None for p in properties_for(op)),
     # A gradient's own is P14.
     "bound property P1": lambda op: any(p.id in ("P1", "P14") for p in properties_for(op)),
-    "mutant": lambda op: [m for m in MUTANTS if m.op == op],
+    "mutant": lambda op: [m for m in mutants() if m.op == op],
     "honest variant": lambda op: [h for h in HONEST if h.op == op],
 }
 
@@ -99,7 +99,7 @@ def test_what_is_missing_is_named(what: str, monkeypatch: pytest.MonkeyPatch) ->
         "edge inputs": ("meta_tests.test_coverage.properties_for", lambda op: ()),
         "search strategy": ("meta_tests.test_coverage.properties_for", lambda op: ()),
         "bound property P1": ("meta_tests.test_coverage.properties_for", lambda op: ()),
-        "mutant": ("meta_tests.test_coverage.MUTANTS", ()),
+        "mutant": ("meta_tests.test_coverage.mutants", lambda: ()),
         "honest variant": ("meta_tests.test_coverage.HONEST", ()),
     }
     assert missing(op) == []
@@ -128,7 +128,7 @@ def test_a_property_can_be_asked() -> None:
 
 
 def test_a_mutant_is_killed_by_a_property_of_its_op() -> None:
-    for m in MUTANTS:
+    for m in mutants():
         assert m.killed_by in {p.id for p in properties_for(m.op)}, f"{m.name}: {m.op} has no {m.killed_by}"
         assert set(m.dtypes) <= set(input_formats(m.op)), m.name
 

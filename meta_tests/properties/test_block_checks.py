@@ -22,6 +22,7 @@ from targets.calling.target import Target, target_from
 from targets.honest.gqa_block import gqa_block as honest_gqa
 from targets.honest.mla_backward import mla_backward as honest_gradients
 from targets.honest.mla_block import mla_block as honest_mla
+from targets.mutants.table import mutant_named
 
 PROFILE = replace(PROFILES["quick"], examples=3, shrink_seconds=0.0)
 TABLES: dict[str, tuple[Property, ...]] = {
@@ -35,7 +36,6 @@ HONEST: dict[str, Callable[..., Any]] = {
     "mla_backward": honest_gradients,
 }
 ROWS = [pytest.param(op, row, id=f"{op}-{row.id}") for op, table in TABLES.items() for row in table]
-MUTANTS = "targets.mutants."
 
 
 def changed(op: str, enter: Callable[[Tensor], Tensor], leave: Callable[[Tensor, Tensor], Tensor]) -> Target:
@@ -90,22 +90,22 @@ def wrong(op: str, id: str) -> Target:
     match id:
         case "P4":
             return (
-                resolve(MUTANTS + "gqa_block_sees_the_future:gqa_block")
+                resolve(mutant_named("gqa_block_sees_the_future").target)
                 if op == "gqa_block"
                 else changed(op, same, lambda out, x: out + 0.125 * x.sum())
             )
         case "P10":
             return changed(op, same, lambda out, x: out * (1 + 0.25 * x.shape[1]))
         case "P13":
-            return resolve(MUTANTS + "gqa_block_kv_heads_tiled:gqa_block")
+            return resolve(mutant_named("gqa_block_kv_heads_tiled").target)
         case "P15":
             return changed(op, same, in_place)
         case "P16":
-            return resolve(MUTANTS + "mla_block_positions_ignored:mla_block")
+            return resolve(mutant_named("mla_block_positions_ignored").target)
         case "P17":
-            return resolve(MUTANTS + "mla_block_eps_outside_the_root:mla_block")
+            return resolve(mutant_named("mla_block_eps_outside_the_root").target)
         case "P21":
-            return resolve(MUTANTS + "mla_block_mscale_once:mla_block")
+            return resolve(mutant_named("mla_block_mscale_once").target)
         case "P23":
             return changed(op, same, lambda out, x: out.double())
         case "P25":

@@ -26,6 +26,7 @@ from reports.command.request import WrongUse, check, left_out
 from targets.calling.gradient import gradient_of
 from targets.calling.registry import resolve
 from targets.calling.target import run, target_from
+from targets.mutants.table import mutant_named
 from targets.probing.conformance import check_target
 from targets.probing.probes import probe, tiny_case
 
@@ -176,7 +177,7 @@ def test_factors_differ_by_head_and_sequence() -> None:
     ("fp8_factors_by_sequence", ""),
 ])  # fmt: skip
 def test_a_defect_of_the_factors_is_named(mutant: str, says: str) -> None:
-    held = subject_for(resolve(f"targets.mutants.{mutant}:attention"), "e4m3", profile=PROFILES["quick"])
+    held = subject_for(resolve(mutant_named(mutant).target), "e4m3", profile=PROFILES["quick"])
     given = attention_input(held, batch=2, kv_heads=2, sq=4, sk=21, extras=Extras(descale="heads"))
     found = diagnose(held, given.case, seconds=60.0)
     # A mean of factors is none of the hypotheses: where it shows is told.

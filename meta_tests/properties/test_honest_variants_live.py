@@ -13,6 +13,7 @@ from properties.search import hunt
 from properties.subject import PROFILES, Profile, subject_for
 from targets.calling.registry import resolve
 from targets.honest.table import HONEST, Honest
+from targets.mutants.table import mutant_named
 from targets.probing.probes import probe
 
 QUICK = PROFILES["quick"]
@@ -72,7 +73,7 @@ def test_lives_without_a_declared_contract(row: Honest, dtype: str) -> None:
 
 
 def test_a_broken_kernel_among_them_is_noticed() -> None:
-    broken = Honest("gain_one_percent", "attention", "targets.mutants.gain_one_percent:attention", ("fp32",), "none")
+    broken = Honest("gain_one_percent", "attention", mutant_named("gain_one_percent").target, ("fp32",), "none")
     with pytest.raises(AssertionError, match="P1 FAIL on attention"):
         test_lives(broken, "fp32")
 

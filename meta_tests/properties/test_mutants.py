@@ -18,14 +18,14 @@ from properties.search import hunt, judge
 from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve
 from targets.calling.target import Target, target_from
-from targets.mutants.table import MUTANTS, Mutant
+from targets.mutants.table import Mutant, mutants
 from targets.probing.probes import probe
 
 # A death is enough here: what the smallest failing input looks like is for others to say.
 PROFILE = replace(PROFILES["quick"], shrink_seconds=0.0)
 SEEDS = (0, 1, 2)
-ROWS = [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row in MUTANTS for dtype in row.dtypes]
-OPS = sorted({row.op for row in MUTANTS})
+ROWS = [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row in mutants() for dtype in row.dtypes]
+OPS = sorted({row.op for row in mutants()})
 
 
 def rows_called(op: str, id: str) -> list[Property]:
@@ -71,12 +71,12 @@ def test_dies_in_a_hunt_with_every_seed(row: Mutant, dtype: str) -> None:
 
 
 def test_every_property_of_attention_kills_one() -> None:
-    assert {row.id for row in properties_for("attention")} == {m.killed_by for m in MUTANTS if m.op == "attention"}
+    assert {row.id for row in properties_for("attention")} == {m.killed_by for m in mutants() if m.op == "attention"}
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_killer_is_in_the_table_of_its_op(op: str) -> None:
-    assert all(rows_called(op, row.killed_by) for row in MUTANTS if row.op == op)
+    assert all(rows_called(op, row.killed_by) for row in mutants() if row.op == op)
 
 
 # What follows shows that the tests above can fail.

@@ -23,6 +23,7 @@ from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve
 from targets.calling.target import target_from
 from targets.honest import flash, flash_variants
+from targets.mutants.table import mutant_named
 from targets.probing.probes import probe
 
 Tensor = torch.Tensor
@@ -49,7 +50,7 @@ def test_a_sink_is_counted_by_one_part(function: Any, sink: float) -> None:
 
 
 def test_an_lse_that_lacks_the_sink_is_no_merge() -> None:
-    function = resolve("targets.mutants.lse_without_sink:attention").function
+    function = resolve(mutant_named("lse_without_sink").target).function
     subject = subject_of(function)
     given = attention_input(subject, sq=3, sk=40, extras=Extras(sink=3.0))
     assert split_merge(subject, given).verdict is Verdict.FAIL

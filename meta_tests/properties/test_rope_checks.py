@@ -18,6 +18,7 @@ from properties.property import properties_for
 from properties.search import hunt, judge
 from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve
+from targets.mutants.table import mutant_named
 from targets.probing.probes import probe
 
 PROFILE = replace(PROFILES["quick"], examples=2, shrink_seconds=0.0)
@@ -114,7 +115,7 @@ def test_a_target_without_scaling_is_not_asked() -> None:
 
 def test_decoding_is_asked_one_by_one() -> None:
     """A target that restarts only for single tokens dies by P10 alone at those."""
-    subject = subject_of("targets.mutants.rope_single_token_one_behind:rope")
+    subject = subject_of(mutant_named("rope_single_token_one_behind").target)
     row = titled("rope", "P10", "any run")
     verdicts = [judge(subject, row, given).verdict for given in decode_edges(subject)]
     assert Verdict.FAIL in verdicts

@@ -31,6 +31,7 @@ from properties.search import hunt, judge
 from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve
 from targets.calling.target import Target, target_from
+from targets.mutants.table import mutant_named
 from targets.probing.probes import probe
 
 SOFTMAX_OPS = ("softmax", "log_softmax", "logsumexp")
@@ -157,40 +158,39 @@ def gradient(**steps: Any) -> Kernel:
     return rope_kernel(back=True, **steps)
 
 
-MUTANTS = "targets.mutants."
 # (op, id, title or None where the id is unique) -> (wrong kernel or where it is, dtype).
 WRONG: dict[tuple[str, str, str | None], tuple[Kernel | str, str]] = {
-    ("softmax", "P1", None): (MUTANTS + "softmax_in_input_dtype:softmax", "bf16"),
+    ("softmax", "P1", None): (mutant_named("softmax_in_input_dtype").target, "bf16"),
     ("log_softmax", "P1", None): (rows_kernel("log_softmax", total=close_reciprocal), "fp32"),
     ("logsumexp", "P1", None): (rows_kernel("logsumexp", total=close_reciprocal), "fp32"),
     ("softmax", "P2", None): (rows_kernel("softmax", enter=visible_as_minus_20), "fp32"),
     ("log_softmax", "P2", None): (rows_kernel("log_softmax", enter=visible_as_minus_20), "fp32"),
     ("logsumexp", "P2", None): (rows_kernel("logsumexp", enter=no_nan), "fp16"),
-    ("softmax", "P5", None): (MUTANTS + "softmax_implicit_axis:softmax", "fp32"),
+    ("softmax", "P5", None): (mutant_named("softmax_implicit_axis").target, "fp32"),
     ("log_softmax", "P5", None): (rows_kernel("log_softmax", total=half_sum), "bf16"),
     ("logsumexp", "P5", None): (rows_kernel("logsumexp", total=half_sum), "bf16"),
-    ("logsumexp", "P8", None): (MUTANTS + "logsumexp_base_two:logsumexp", "fp32"),
-    ("softmax", "P9", None): (MUTANTS + "softmax_empty_row_nan:softmax", "fp32"),
-    ("log_softmax", "P9", None): (MUTANTS + "log_of_softmax:log_softmax", "fp16"),
+    ("logsumexp", "P8", None): (mutant_named("logsumexp_base_two").target, "fp32"),
+    ("softmax", "P9", None): (mutant_named("softmax_empty_row_nan").target, "fp32"),
+    ("log_softmax", "P9", None): (mutant_named("log_of_softmax").target, "fp16"),
     ("logsumexp", "P9", None): (rows_kernel("logsumexp", shift=no_shift), "fp32"),
     ("softmax", "P15", None): (overwriting("softmax", rows_kernel("softmax")), "fp32"),
     ("log_softmax", "P15", None): (stale("log_softmax", rows_kernel("log_softmax")), "fp32"),
     ("logsumexp", "P15", None): (overwriting("logsumexp", rows_kernel("logsumexp")), "fp16"),
-    ("softmax", "P18", None): (MUTANTS + "softmax_last_odd_entry_left_out:softmax", "fp16"),
+    ("softmax", "P18", None): (mutant_named("softmax_last_odd_entry_left_out").target, "fp16"),
     ("log_softmax", "P18", None): (rows_kernel("log_softmax", total=without_last_if_odd), "fp32"),
     ("logsumexp", "P18", None): (rows_kernel("logsumexp", total=without_last_if_odd), "fp32"),
     **{(op, "P23", None): (rows_kernel(op, leave=promoted), "fp16") for op in SOFTMAX_OPS},
     **{(op, "P25", None): (rows_kernel(op, weights=uneven, enter=on_a_grid), "fp32") for op in SOFTMAX_OPS},
     **{(op, "P28", None): (rows_kernel(op, total=close_reciprocal), "fp32") for op in SOFTMAX_OPS},
-    ("rope", "P1", None): (MUTANTS + "rope_base_10050:rope", "fp32"),
+    ("rope", "P1", None): (mutant_named("rope_base_10050").target, "fp32"),
     ("rope", "P9", None): (rope_kernel(enter=lambda x: np.clip(x, -300.0, 300.0)), "fp32"),
-    ("rope", "P10", None): (MUTANTS + "rope_single_token_one_behind:rope", "fp32"),
+    ("rope", "P10", None): (mutant_named("rope_single_token_one_behind").target, "fp32"),
     ("rope", "P15", "no side effects, calls independent of each other"): (
-        MUTANTS + "rope_cached_by_length:rope",
+        mutant_named("rope_cached_by_length").target,
         "fp32",
     ),
     ("rope", "P15", "a call of another length leaves no trace"): (
-        MUTANTS + "rope_dynamic_keeps_longest:rope",
+        mutant_named("rope_dynamic_keeps_longest").target,
         "fp16",
     ),
     ("rope", "P16", "nothing turns at position 0"): (rope_kernel(positions=lambda p: p + 1), "fp16"),
@@ -200,27 +200,27 @@ WRONG: dict[tuple[str, str, str | None], tuple[Kernel | str, str]] = {
         "bf16",
     ),
     ("rope", "P16", "two rotations make one by the sum of positions"): (
-        MUTANTS + "rope_positions_in_bf16:rope",
+        mutant_named("rope_positions_in_bf16").target,
         "bf16",
     ),
     ("rope", "P16", "scores depend on the difference of positions alone"): (
-        MUTANTS + "rope_table_too_short:rope",
+        mutant_named("rope_table_too_short").target,
         "fp32",
     ),
-    ("rope", "P16", "the complex product at log-spaced positions"): (MUTANTS + "rope_sine_negated:rope", "bf16"),
-    ("rope", "P16", "both layouts are the same up to order"): (MUTANTS + "rope_layout_ignored:rope", "fp16"),
-    ("rope", "P16", "different positions rotate differently"): (MUTANTS + "rope_positions_in_fp16:rope", "bf16"),
-    ("rope", "P17", None): (MUTANTS + "rope_rotates_everything:rope", "fp16"),
+    ("rope", "P16", "the complex product at log-spaced positions"): (mutant_named("rope_sine_negated").target, "bf16"),
+    ("rope", "P16", "both layouts are the same up to order"): (mutant_named("rope_layout_ignored").target, "fp16"),
+    ("rope", "P16", "different positions rotate differently"): (mutant_named("rope_positions_in_fp16").target, "bf16"),
+    ("rope", "P17", None): (mutant_named("rope_rotates_everything").target, "fp16"),
     ("rope", "P18", None): (rope_kernel(table=odd_pairs_short), "fp16"),
     ("rope", "P21", "frequencies and magnitude as the parameters say"): (
-        MUTANTS + "rope_magnitude_ignored:rope",
+        mutant_named("rope_magnitude_ignored").target,
         "bf16",
     ),
-    ("rope", "P21", "neutral parameters change nothing"): (MUTANTS + "rope_dynamic_constant:rope", "fp32"),
-    ("rope", "P21", "linear scaling divides positions"): (MUTANTS + "rope_linear_multiplies:rope", "fp16"),
-    ("rope", "P23", None): (MUTANTS + "rope_promotes:rope", "bf16"),
+    ("rope", "P21", "neutral parameters change nothing"): (mutant_named("rope_dynamic_constant").target, "fp32"),
+    ("rope", "P21", "linear scaling divides positions"): (mutant_named("rope_linear_multiplies").target, "fp16"),
+    ("rope", "P23", None): (mutant_named("rope_promotes").target, "bf16"),
     ("rope", "P25", None): (rope_kernel(enter=on_a_grid), "fp16"),
-    ("rope_backward", "P14", None): (MUTANTS + "rope_backward_forward_again:rope_backward", "bf16"),
+    ("rope_backward", "P14", None): (mutant_named("rope_backward_forward_again").target, "bf16"),
     ("rope_backward", "P9", None): (gradient(enter=lambda x: np.clip(x, -300.0, 300.0)), "fp32"),
     ("rope_backward", "P10", None): (gradient(positions=one_behind), "fp32"),
     ("rope_backward", "P15", "no side effects, calls independent of each other"): (
@@ -246,19 +246,19 @@ WRONG: dict[tuple[str, str, str | None], tuple[Kernel | str, str]] = {
     ("rope_backward", "P17", None): (gradient(base=lambda _: 10000.0), "fp16"),
     ("rope_backward", "P18", None): (gradient(table=odd_pairs_short), "fp16"),
     ("rope_backward", "P21", "frequencies and magnitude as the parameters say"): (
-        MUTANTS + "rope_backward_divides_by_magnitude:rope_backward",
+        mutant_named("rope_backward_divides_by_magnitude").target,
         "bf16",
     ),
     ("rope_backward", "P21", "neutral parameters change nothing"): (gradient(scaling=never_one), "fp32"),
     ("rope_backward", "P21", "linear scaling divides positions"): (gradient(scaling=squared), "fp16"),
     ("rope_backward", "P23", None): (gradient(leave=promoted), "bf16"),
     ("rope_backward", "P25", None): (gradient(enter=on_a_grid), "fp16"),
-    ("rope_apply", "P1", None): (MUTANTS + "rope_apply_truncates:rope_apply", "bf16"),
+    ("rope_apply", "P1", None): (mutant_named("rope_apply_truncates").target, "bf16"),
     ("rope_apply", "P15", None): (overwriting("rope_apply", apply_kernel()), "fp32"),
     ("rope_apply", "P18", None): (apply_kernel(table=odd_pairs_short), "fp16"),
     ("rope_apply", "P23", None): (apply_kernel(leave=promoted), "fp16"),
     ("rope_apply", "P25", None): (apply_kernel(enter=on_a_grid), "fp16"),
-    ("mla", "P1", None): (MUTANTS + "mla_rope_part_omitted:mla", "bf16"),
+    ("mla", "P1", None): (mutant_named("mla_rope_part_omitted").target, "bf16"),
     ("mla", "P4", None): (mla_kernel(reach=1), "bf16"),
     ("mla", "P5", None): (mla_kernel(leave=lambda out, like: rounded(1.02 * out, like)), "fp16"),
     ("mla", "P8", None): (mla_kernel(logarithm=lambda lse: lse * 1.442695), "bf16"),
@@ -268,9 +268,9 @@ WRONG: dict[tuple[str, str, str | None], tuple[Kernel | str, str]] = {
     ("mla", "P18", None): (mla_kernel(total=without_last_if_odd), "bf16"),
     ("mla", "P23", None): (mla_kernel(leave=promoted), "bf16"),
     ("mla", "P25", None): (mla_kernel(weights=uneven), "bf16"),
-    ("mla", "P26", None): (MUTANTS + "mla_absorbed_value_heads_reversed:mla", "fp32"),
+    ("mla", "P26", None): (mutant_named("mla_absorbed_value_heads_reversed").target, "fp32"),
     ("mla", "P28", None): (mla_kernel(total=close_reciprocal), "fp32"),
-    ("mla", "G3", None): (MUTANTS + "mla_output_truncated:mla", "bf16"),
+    ("mla", "G3", None): (mutant_named("mla_output_truncated").target, "bf16"),
 }
 HONEST: dict[str, Kernel] = {
     **{op: rows_kernel(op) for op in SOFTMAX_OPS},

@@ -11,7 +11,7 @@ from targets.calling.conventions import CONVENTIONS, wrong_convention
 from targets.calling.registry import BUILTINS, Unavailable, load_builtin, resolve
 from targets.calling.target import Target, target_from
 from targets.honest.table import HONEST
-from targets.mutants.table import MUTANTS
+from targets.mutants.table import mutants
 from targets.probing.probes import PROBES, WIDTHS, contradictions, probe, returns_lse_unasked
 
 
@@ -213,7 +213,7 @@ def test_convention_mutants_do_the_opposite_of_what_they_declare() -> None:
         "softmax_empty_row_nan": "empty_row",
         "logsumexp_base_two": "lse_base",
     }
-    rows = {m.name: m for m in MUTANTS}
+    rows = {m.name: m for m in mutants()}
     for name, convention in wanted.items():
         found = contradictions(resolve(rows[name].target), rows[name].dtypes[0])
         assert any(f"convention {convention} is declared" in text for text in found), (name, found)

@@ -12,7 +12,7 @@ from torch import Tensor
 from meta_tests.targets.test_honest_variants import load
 from targets.builtin.eager_fp8 import attention
 from targets.honest.table import HONEST
-from targets.mutants.table import MUTANTS
+from targets.mutants.table import mutants
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 KERNELS = ["targets.builtin.eager_fp8:attention", *(row.target for row in HONEST if set(row.dtypes) <= set(DTYPES))]
@@ -94,7 +94,7 @@ def smallest(name: str) -> dict[str, Any]:
             return heads | {"v_descale": torch.tensor([[1.0, 2.0]])}
 
 
-@pytest.mark.parametrize("row", [m for m in MUTANTS if m.dtypes == ("e4m3",)], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [m for m in mutants() if m.dtypes == ("e4m3",)], ids=lambda row: row.name)
 def test_a_mutant_differs_on_its_smallest_input(row: Any) -> None:
     given = smallest(row.name)
     right, wrong = attention(**given), load(row.target)(**given)

@@ -5,7 +5,6 @@ All but the openly wrong survive the test that people usually write.
 That each dies by its named property is for the property suite's own meta-test.
 """
 
-import re
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -18,9 +17,9 @@ from torch import Tensor
 from meta_tests.kernels import plain_reference
 from meta_tests.kernels.plain_reference import Exact
 from meta_tests.targets.test_honest_variants import DTYPES, assert_close, load, outputs
-from targets import mutants
-from targets.mutants.smallest import SIDE_EFFECTS, SMALLEST
-from targets.mutants.table import MUTANTS, Mutant
+from targets.mutants import table
+from targets.mutants.mutant import Builder
+from targets.mutants.table import Mutant, mutant_named, mutants
 
 HONEST = {
     "attention": "targets.honest.flash:attention",
@@ -37,7 +36,6 @@ HONEST = {
     "softmax": "targets.honest.softmax:softmax", "log_softmax": "targets.honest.softmax:log_softmax",
     "logsumexp": "targets.honest.softmax:logsumexp",
 }  # fmt: skip
-FILES = {path.stem for path in Path(mutants.__file__).parent.glob("*.py")} - {"__init__", "table", "smallest"}
 # Any comparison with correct values kills these.
 OPENLY_WRONG = {
     "scale_one_by_default", "lazy_rescaling_mixes_maxima", "last_key_of_full_tile_dropped",
@@ -51,7 +49,7 @@ OPENLY_WRONG = {
 
 
 def rows(names: Iterable[str]) -> list[Any]:
-    chosen = [row for row in MUTANTS if row.name in set(names)]
+    chosen = [row for row in mutants() if row.name in set(names)]
     # Those in eight bits: `test_eager_fp8`.
     named = [(row, dtype) for row in chosen for dtype in row.dtypes if dtype in DTYPES]
     return [pytest.param(row, dtype, id=f"{row.name}-{dtype}") for row, dtype in named]
@@ -67,27 +65,57 @@ def expected(row: Mutant, arguments: dict[str, Any]) -> list[Exact]:
     return pairs
 
 
-def test_rows_files_and_smallest_inputs_match() -> None:
-    names = [row.name for row in MUTANTS]
+def smallest(name: str, dtype: str) -> dict[str, Any]:
+    """The smallest input of a mutant that has one."""
+    build: Builder = load(mutant_named(name).target).__smallest__
+    return build(DTYPES[dtype])
+
+
+# Mutants that single outputs show; the others say in words what shows them, and have tests of their own.
+SHOWN = [row.name for row in mutants() if not isinstance(load(row.target).__smallest__, str)]
+
+
+def test_names_are_single() -> None:
+    names = [row.name for row in mutants()]
     assert len(names) == len(set(names))
-    assert set(names) == FILES
-    assert set(names) == set(SMALLEST) | set(SIDE_EFFECTS)
     assert set(names) >= OPENLY_WRONG
+    assert len(SHOWN) > 150
 
 
-@pytest.mark.parametrize("row", MUTANTS, ids=lambda row: row.name)
-def test_the_row_says_what_the_file_says(row: Mutant) -> None:
-    declared = load(row.target).__attn_oracle__
-    assert (declared["op"], declared["dtypes"]) == (row.op, row.dtypes)
-    text = import_module(row.target.split(":")[0]).__doc__ or ""
-    assert set(re.findall(r"[\w.-]+/[\w.-]+#\d+", text)) == set(row.reports)
-    assert "Smallest input:" in text
+def test_the_table_reads_every_mutant_without_importing_it() -> None:
+    """As many as its modules define, found as what they are."""
+    modules = {row.target.partition(":")[0] for row in mutants()}
+    defined = [name for m in modules for name, it in vars(import_module(m)).items() if hasattr(it, "__smallest__")]
+    assert sorted(defined) == sorted(row.name for row in mutants())
+    for row in mutants():
+        declared = load(row.target).__attn_oracle__
+        assert (declared["op"], declared["dtypes"]) == (row.op, row.dtypes), row.name
 
 
-@pytest.mark.parametrize(("row", "dtype"), rows(SMALLEST))
+def test_a_block_is_all_that_a_mutant_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "HERE", tmp_path)
+    module = tmp_path / "softmax" / "weights.py"
+    module.parent.mkdir()
+    module.write_text('@mutant("softmax", "P9", "It is 0.", reports="Reported: a/b#1.", smallest=x)\ndef zero(): ...\n')
+    wanted = "targets.mutants.softmax.weights:zero"
+    assert list(table.read(module)) == [
+        Mutant("zero", "softmax", wanted, "P9", ("fp32", "fp16", "bf16"), ("a/b#1",), "It is 0.")
+    ]
+    module.write_text('one = mutant("softmax", "P9", SENTENCE, smallest=x)(kernel)\n')
+    with pytest.raises(ValueError, match="malformed node"):
+        list(table.read(module))
+
+
+def test_a_wrong_name_says_which_are_near() -> None:
+    assert mutant_named("mask_inverted").target == "targets.mutants.attention.masks:mask_inverted"
+    with pytest.raises(KeyError, match=r"no mutant is called mask_of_head; mask_of_head_zero\?"):
+        mutant_named("mask_of_head")
+
+
+@pytest.mark.parametrize(("row", "dtype"), rows(SHOWN))
 def test_differs_by_numbers_alone(row: Mutant, dtype: str) -> None:
     """Same shapes and dtypes as the honest kernel, which is right on this input, while the mutant is not."""
-    arguments = SMALLEST[row.name](DTYPES[dtype])
+    arguments = smallest(row.name, dtype)
     right = honest(row, arguments)
     wrong = outputs(load(row.target)(**arguments))
     assert [(x.shape, x.dtype) for x in wrong] == [(x.shape, x.dtype) for x in right]
@@ -160,21 +188,21 @@ def survives(row: Mutant, dtype: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("row", "dtype"), rows(row.name for row in MUTANTS))
+@pytest.mark.parametrize(("row", "dtype"), rows(row.name for row in mutants()))
 def test_is_alive_on_casual_input(row: Mutant, dtype: str) -> None:
     assert survives(row, dtype) == (row.name not in OPENLY_WRONG)
 
 
 def test_backward_returns_no_sink_gradient() -> None:
-    row = _row("backward_returns_no_sink_gradient")
-    arguments = SMALLEST["backward_without_sink_gradient"](torch.float32)
+    row = mutant_named("backward_returns_no_sink_gradient")
+    arguments = smallest("backward_without_sink_gradient", "fp32")
     assert set(load(row.target)(**arguments)) == {"dq", "dk", "dv"}
     assert set(load(HONEST[row.op])(**arguments)) == {"dq", "dk", "dv", "dsinks"}
 
 
 def test_backward_accumulates_across_calls() -> None:
-    function = load(_row("backward_accumulates_across_calls").target)
-    arguments = SMALLEST["backward_delta_dropped"](torch.float32) | {"q": torch.full((1, 1, 1, 1), 3.0)}
+    function = load(mutant_named("backward_accumulates_across_calls").target)
+    arguments = smallest("backward_delta_dropped", "fp32") | {"q": torch.full((1, 1, 1, 1), 3.0)}
     first, second = function(**arguments)["dq"], function(**arguments)["dq"]
     assert second.equal(2 * first) or second.equal(first + first)
 
@@ -184,7 +212,7 @@ def test_backward_accumulates_across_calls() -> None:
 def test_truncation_goes_one_way(name: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, 1, 40, 8, generator=generator).to(dtype) for _ in range(3))
-    row, arguments = _row(name), {"q": q, "k": k, "v": v.abs() + 0.5}
+    row, arguments = mutant_named(name), {"q": q, "k": k, "v": v.abs() + 0.5}
     right, wrong = honest(row, arguments)[0].double(), outputs(load(row.target)(**arguments))[0].double()
     assert (wrong <= right).all()
     assert (wrong < right).double().mean() > 0.2
@@ -194,7 +222,7 @@ def test_truncation_goes_one_way(name: str, dtype: torch.dtype) -> None:
 def test_truncation_of_the_weights_shortens_dv(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     given = {n: torch.randn(1, 1, 40, 8, generator=generator).to(dtype) for n in ("q", "k", "v", "do")}
-    row, arguments = _row("backward_weights_truncated"), given | {"do": given["do"].abs() + 0.5}
+    row, arguments = mutant_named("backward_weights_truncated"), given | {"do": given["do"].abs() + 0.5}
     right, wrong = honest(row, arguments), outputs(load(row.target)(**arguments))
     assert all(a.equal(b) for a, b in zip(right[:2], wrong[:2], strict=True))
     assert (wrong[2] <= right[2]).all()
@@ -203,7 +231,7 @@ def test_truncation_of_the_weights_shortens_dv(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_truncation_of_latent_attention(dtype: torch.dtype) -> None:
-    row, arguments = _row("mla_output_truncated"), casual_inputs("mla", dtype)[0]
+    row, arguments = mutant_named("mla_output_truncated"), casual_inputs("mla", dtype)[0]
     wide = {n: x.float() if isinstance(x, Tensor) else x for n, x in arguments.items()}
     right, wrong = honest(row, wide)[0].double(), outputs(load(row.target)(**arguments))[0].double()
     assert (wrong.abs() <= right.abs()).all()
@@ -211,7 +239,10 @@ def test_truncation_of_latent_attention(dtype: torch.dtype) -> None:
 
 
 def test_truncation_of_what_latents_make() -> None:
-    row, arguments = _row("mla_backward_intermediates_truncated"), casual_inputs("mla_backward", torch.bfloat16)[0]
+    row, arguments = (
+        mutant_named("mla_backward_intermediates_truncated"),
+        casual_inputs("mla_backward", torch.bfloat16)[0],
+    )
     ones = {n: torch.ones_like(x) if n == "q_pe" else x.abs() for n, x in arguments.items()}
     right, wrong = honest(row, ones), outputs(load(row.target)(**ones))
     # dv is made of positive numbers, and dW_UV of it.
@@ -220,18 +251,18 @@ def test_truncation_of_what_latents_make() -> None:
 
 
 def test_query_scaled_in_place() -> None:
-    from targets.mutants.query_scaled_in_place import attention
+    attention = load(mutant_named("query_scaled_in_place").target)
 
     q, k, v = torch.ones(3, 1, 1, 1, 4)
     assert outputs(attention(q.clone(), k, v))[0].equal(
-        honest(_row("query_scaled_in_place"), {"q": q, "k": k, "v": v})[0]
+        honest(mutant_named("query_scaled_in_place"), {"q": q, "k": k, "v": v})[0]
     )
     attention(q, k, v)
     assert q.tolist() == [[[[0.5] * 4]]]
 
 
 def test_pads_past_the_end() -> None:
-    from targets.mutants.pads_past_the_end import attention
+    attention = load(mutant_named("pads_past_the_end").target)
 
     buffer = torch.ones(2, 1)
     k = buffer[None, None, :1]
@@ -240,31 +271,33 @@ def test_pads_past_the_end() -> None:
 
 
 def test_rope_cached_by_length() -> None:
-    from targets.mutants.rope_cached_by_length import rope
+    rope = load(mutant_named("rope_cached_by_length").target)
 
     x = torch.ones(1, 1, 1, 2)
     base = 12345.0  # no other test has filled the cache for this one
     first = rope(x, torch.tensor([1]), base=base)
-    assert first.equal(honest(_row("rope_cached_by_length"), {"x": x, "positions": torch.tensor([1]), "base": base})[0])
+    assert first.equal(
+        honest(mutant_named("rope_cached_by_length"), {"x": x, "positions": torch.tensor([1]), "base": base})[0]
+    )
     assert rope(x, torch.tensor([2]), base=base).equal(first)
 
 
 def test_rope_dynamic_keeps_longest() -> None:
-    from targets.mutants.rope_dynamic_keeps_longest import rope
+    rope = load(mutant_named("rope_dynamic_keeps_longest").target)
 
     scaling = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 64}
     short = {"x": torch.ones(1, 1, 1, 4), "positions": torch.tensor([1]), "scaling": scaling}
     before = rope(**short)
-    assert before.equal(honest(_row("rope_dynamic_keeps_longest"), short)[0])
+    assert before.equal(honest(mutant_named("rope_dynamic_keeps_longest"), short)[0])
     rope(short["x"], torch.tensor([100]), scaling=scaling)
     assert not rope(**short).equal(before)
 
 
 def test_softmax_gradient_through_rounded_weights() -> None:
-    from targets.mutants.softmax_gradient_through_rounded_weights import softmax
+    softmax = load(mutant_named("softmax_gradient_through_rounded_weights").target)
 
     x = torch.tensor([[0.0, -0.75]])
-    right = honest(_row("softmax_gradient_through_rounded_weights"), {"x": x})[0]
+    right = honest(mutant_named("softmax_gradient_through_rounded_weights"), {"x": x})[0]
     assert softmax(x).equal(right)
     leaf = x.clone().requires_grad_()
     dx = torch.autograd.grad(softmax(leaf), leaf, torch.tensor([[1.0, 0.0]]))[0][0]
@@ -275,7 +308,7 @@ def test_softmax_gradient_through_rounded_weights() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_output_promoted(dtype: str) -> None:
-    from targets.mutants.output_promoted import attention
+    attention = load(mutant_named("output_promoted").target)
 
     q, k, v = torch.ones(3, 1, 1, 1, 4, dtype=DTYPES[dtype])
     assert attention(q, k, v).dtype == torch.float32
@@ -283,13 +316,13 @@ def test_output_promoted(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_rope_promotes(dtype: str) -> None:
-    from targets.mutants.rope_promotes import rope
+    rope = load(mutant_named("rope_promotes").target)
 
     assert rope(torch.ones(1, 1, 1, 2, dtype=DTYPES[dtype]), torch.tensor([1])).dtype == torch.float32
 
 
 def test_varlen_tile_of_longest() -> None:
-    from targets.mutants.varlen_tile_of_longest import attention_varlen
+    attention_varlen = load(mutant_named("varlen_tile_of_longest").target)
 
     q, k, v = torch.randn(3, 50, 1, 8, generator=torch.Generator().manual_seed(0))
     sums = torch.tensor([0, 16, 50], dtype=torch.int32)
@@ -297,7 +330,3 @@ def test_varlen_tile_of_longest() -> None:
     alone = attention_varlen(q[:16], k[:16], v[:16], sums[:2], sums[:2], return_lse=True)
     assert not alone[1].equal(together[1][:, :16])
     torch.testing.assert_close(alone[0], together[0][:16])
-
-
-def _row(name: str) -> Mutant:
-    return next(row for row in MUTANTS if row.name == name)

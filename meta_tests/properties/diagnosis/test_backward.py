@@ -24,7 +24,7 @@ from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve
 from targets.calling.target import Target
 from targets.honest.flash_backward import attention_backward
-from targets.mutants.table import MUTANTS
+from targets.mutants.table import mutant_named, mutants
 from targets.probing.probes import probe
 
 NAMED = {
@@ -61,7 +61,7 @@ def subject(target: Target, dtype: str = "bf16") -> Subject:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_defect_is_named(name: str) -> None:
-    row = next(m for m in MUTANTS if m.name == name)
+    row = mutant_named(name)
     broken = subject(resolve(row.target, op=row.op))
     for prop in properties_for(row.op):
         for edge in prop.edges(broken) if prop.id == row.killed_by else ():
@@ -72,7 +72,7 @@ def test_the_defect_is_named(name: str) -> None:
 
 
 def test_no_mutant_is_left_out() -> None:
-    assert {m.name for m in MUTANTS if m.op in OPS} == set(NAMED) | UNNAMED
+    assert {m.name for m in mutants() if m.op in OPS} == set(NAMED) | UNNAMED
 
 
 # --- defects that no mutant has ---

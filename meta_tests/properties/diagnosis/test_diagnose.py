@@ -39,7 +39,7 @@ from targets.honest import flash
 from targets.honest import rope as honest_rope
 from targets.honest import softmax as honest_softmax
 from targets.honest.table import HONEST
-from targets.mutants.table import MUTANTS, Mutant
+from targets.mutants.table import Mutant, mutant_named, mutants
 from targets.probing.probes import probe, tiny_case
 
 PROFILE = Profile("test", 8, 0.3, 512)
@@ -194,7 +194,7 @@ def failures(subject: Subject, rows: tuple[Property, ...]) -> Iterator[Record]:
 @pytest.mark.parametrize("name", LOOKS)
 def test_the_smallest_failing_case_of_a_mutant_is_explained(name: str) -> None:
     dtype, words = LOOKS[name]
-    mutant = next(m for m in MUTANTS if m.name == name)
+    mutant = mutant_named(name)
     record = next(failures(subject_of(mutant.target, dtype), rows_of(mutant)))
     assert words in record.diagnosis
     assert record.diagnosis.startswith("as if ") or ": as if " in record.diagnosis
@@ -218,7 +218,7 @@ def test_every_mutant_that_is_left_out_here_is_known() -> None:
         "dropout_not_rescaled", "dropout_in_evaluation", "dropout_before_the_sum", "dropout_seed_ignored",
         "dropout_same_in_every_call",
         # Other ops than these have no table; the gradients of attention have `test_diagnose_backward`.
-        *(m.name for m in MUTANTS if m.op not in TABLED),
+        *(m.name for m in mutants() if m.op not in TABLED),
         # One unit in one direction: within the bound, and found by the mean.
         "output_truncated", "weights_truncated", "mla_output_truncated",
         # Its gradient is wrong, its output is not.
@@ -232,11 +232,11 @@ def test_every_mutant_that_is_left_out_here_is_known() -> None:
         "exp_quadratic", "fused_exponent", "rope_turns_saturate", "weights_in_e4m3",
         "softcap_multiplies_by_tanh", "softcap_by_exponentials", "window_empty_row_sees_all",
         # In eight bits: `meta_tests.properties.test_eight_bits`.
-        *(m.name for m in MUTANTS if m.dtypes == ("e4m3",)),
+        *(m.name for m in mutants() if m.dtypes == ("e4m3",)),
         # Exact at the smallest case, where it looks like others.
         "approximate_reciprocal",
     }  # fmt: skip
-    assert {m.name for m in MUTANTS if m.name not in LOOKS} <= left_out
+    assert {m.name for m in mutants() if m.name not in LOOKS} <= left_out
 
 
 # --- cases of the shapes that diagnoses meet ---
@@ -482,7 +482,7 @@ def test_a_known_defect_is_asked_about_first_and_claimed_only_if_it_fits() -> No
 
 def test_a_list_of_failures_is_asked_once_about_all_counterfactuals(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = replace(PROFILE, shrink_seconds=60.0)
-    subject = replace(subject_of("targets.mutants.gqa_tiled:attention", "bf16"), profile=profile)
+    subject = replace(subject_of(mutant_named("gqa_tiled").target, "bf16"), profile=profile)
     row = next(p for p in properties_for("attention") if p.id == "P13")
     asked: list[str] = []
     whole = engine._claim
@@ -633,7 +633,7 @@ def test_scaling_a_prediction_scales_its_room() -> None:
 
 
 def test_the_message_of_a_failure_shows_how_it_looks() -> None:
-    subject = subject_of("targets.mutants.gqa_tiled:attention", "bf16")
+    subject = subject_of(mutant_named("gqa_tiled").target, "bf16")
     row = next(p for p in properties_for("attention") if p.id == "P13")
     record = next(failures(subject, (row,)))
     lines = failure_message(record).splitlines()
@@ -643,7 +643,7 @@ def test_the_message_of_a_failure_shows_how_it_looks() -> None:
 
 def test_edges_beyond_the_budget_are_not_diagnosed() -> None:
     subject = replace(
-        subject_of("targets.mutants.scale_one_by_default:attention", "bf16"),
+        subject_of(mutant_named("scale_one_by_default").target, "bf16"),
         profile=replace(PROFILE, shrink_seconds=0.05),
     )
     row = next(p for p in properties_for("attention") if p.id == "P17")

@@ -27,7 +27,7 @@ from properties.search import judge
 from properties.subject import Input, Profile, Subject, subject_for
 from targets.calling.registry import resolve
 from targets.calling.target import Target
-from targets.mutants.table import MUTANTS, Mutant
+from targets.mutants.table import Mutant, mutant_named, mutants
 from targets.probing.probes import probe
 
 PROFILE = Profile("test", 8, 0.3, 128)
@@ -97,14 +97,14 @@ def broken_inputs(subject: Subject, mutant: Mutant) -> Iterator[Input]:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_defect_is_named(name: str) -> None:
-    mutant = next(m for m in MUTANTS if m.name == name)
+    mutant = mutant_named(name)
     subject = subject_of(resolve(mutant.target, op=mutant.op), mutant.dtypes[-1])
     said = (diagnose(subject, edge.case, seconds=30.0) for edge in broken_inputs(subject, mutant))
     assert next(text for text in said if text) == NAMED[name]
 
 
 def test_no_mutant_is_left_out() -> None:
-    assert {m.name for m in MUTANTS if m.op in OPS} == set(NAMED) | UNNAMED
+    assert {m.name for m in mutants() if m.op in OPS} == set(NAMED) | UNNAMED
 
 
 def edge_of(subject: Subject, id: str = "P1") -> Case:

@@ -12,6 +12,7 @@ from properties.inputs.strategies import attention_input
 from properties.ops.attention.options import Extras
 from properties.subject import PROFILES, subject_for
 from targets.calling.registry import resolve
+from targets.mutants.table import mutant_named
 
 ALL = Extras((5, 1), 5.0, "heads", 1.0)
 CAPPED: dict[str, Any] = {"extras": Extras(softcap=1.0), "logits": Logits("ascending", 8.0)}
@@ -44,7 +45,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("mutant", "given", "says"), [pytest.param(*case, id=case[0]) for case in CASES])
 def test_a_defect_is_named(mutant: str, given: dict[str, Any], says: str) -> None:
-    subject = subject_for(resolve(f"targets.mutants.{mutant}:attention"), "fp32", profile=PROFILES["quick"])
+    subject = subject_for(resolve(mutant_named(mutant).target), "fp32", profile=PROFILES["quick"])
     shape: dict[str, Any] = {"batch": 2, "kv_heads": 2, "sq": 9, "sk": 21, "dims": 16}
     case = attention_input(subject, **shape | given).case
     assert diagnose(subject, case, seconds=60.0) == f"as if {says}"

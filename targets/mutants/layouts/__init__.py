@@ -1,0 +1,1 @@
+"""Broken attention over packed sequences and pages. `inputs.py` builds the smallest inputs that show it."""

@@ -1,0 +1,1 @@
+"""Broken multi-head latent attention. `inputs.py` builds the smallest inputs that show it."""

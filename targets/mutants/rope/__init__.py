@@ -1,0 +1,1 @@
+"""Broken rotary embeddings. `inputs.py` builds the smallest inputs that show it."""
