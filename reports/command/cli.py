@@ -1,7 +1,7 @@
-"""The ``attn-oracle`` command: parse, check what was asked, start pytest or a report.
+"""The ``attn-oracle`` command: parse, check what was asked, start pytest, a report or a comparison.
 
-Exit codes: 0 all well; 1 any FAIL, ERROR or STALE_WAIVER; 2 wrong use; 3 an oracle or internal fault, UNDECIDED,
-nothing checked, or interrupted.
+Exit codes: 0 all well; 1 any FAIL, ERROR or STALE_WAIVER, or worse than the run before; 2 wrong use; 3 an oracle or
+internal fault, UNDECIDED, nothing checked, or interrupted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from oracle.contract.contract import UnknownContract
 from properties.record import DamagedRecords, Journal
 from properties.subject import PROFILES
 from properties.waivers import BadWaiver
+from reports.command.changes import changes, document
 from reports.command.conclude import conclude
 from reports.command.environment import environment
 from reports.command.listing import as_text, listing
 from reports.command.request import WrongUse, check, left_out
 from reports.command.terminal import summary
+from reports.run.compare import ONE_BIT, compare
 from reports.run.load import UnlikeRuns
 from targets.calling.registry import Unavailable, UnknownTarget
 from targets.calling.target import BadTarget
@@ -88,6 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     report = commands.add_parser("report", help="write report.md and report.html from the records of DIR")
     report.add_argument("folder", type=Path, metavar="DIR")
+    against = commands.add_parser("compare", help="two runs record by record; 1 if the new one is worse")
+    against.add_argument("old", type=Path, metavar="OLD", help="folder of the run before")
+    against.add_argument("new", type=Path, metavar="NEW", help="folder of the run after")
+    say = "how much error/bound may grow in a record (2: one bit)"
+    against.add_argument("--factor", type=float, default=ONE_BIT, metavar="F", help=say)
+    against.add_argument("--exact", action="store_true", help="any difference of verdict, case or figures counts")
+    against.add_argument("--common", action="store_true", help="only what both asked, as where one run chose targets")
+    against.add_argument("--across-versions", action="store_true", help="libraries and Python may differ")
+    against.add_argument("--json", type=Path, metavar="FILE", help="also write all that changed to FILE")
     return parser
 
 
@@ -103,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _targets(options)
             case "report":
                 return _report(options.folder)
+            case "compare":
+                return _compare(options)
             case other:
                 raise WrongUse(f"unknown command {other!r}")
     except _REFUSALS as error:
@@ -283,6 +296,18 @@ def _report(folder: Path) -> int:
     for page in pages:
         print(page)
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if not 1 <= options.factor < math.inf:
+        raise WrongUse(f"--factor takes a number from 1, got {options.factor:g}")
+    how = {name: getattr(options, name) for name in ("factor", "exact", "common", "across_versions")}
+    found = compare(options.old, options.new, **how)
+    if options.json is not None:
+        _try_to_write(options.json)
+        options.json.write_text(json.dumps(document(found), indent=1) + "\n", encoding="utf-8")
+    print(changes(found))
+    return BROKEN if found.worse else 0
 
 
 if __name__ == "__main__":
