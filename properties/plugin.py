@@ -20,6 +20,7 @@ from oracle.case import load_case
 from oracle.formats import input_formats
 from properties.judge.verdict import BAD, Verdict
 from properties.message import failure_message, rerun_command
+from properties.options import add_to, rerun_words
 from properties.property import Property, properties_for
 from properties.record import Journal, Record, finish, lost, lost_calls, unfinished
 from properties.search import examine, hunt
@@ -32,36 +33,10 @@ from targets.probing.probes import probe, returns_lse_unasked
 
 TARGETS = pytest.StashKey[list[Target]]()
 JOURNAL = pytest.StashKey[Journal]()
-CALL_SECONDS = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("attn-oracle")
-    group.addoption(
-        "--target",
-        action="append",
-        default=[],
-        help="built-in name, file.py:function or package.module:attr; repeatable",
-    )
-    group.addoption("--op", default=None, help="op of a target whose signature does not say")
-    group.addoption(
-        "--dtype", action="append", default=[], help="fp64, fp32, fp16 or bf16; repeatable (default: the target's)"
-    )
-    group.addoption("--device", default="cpu", help="cpu or cuda")
-    group.addoption("--profile", default="default", choices=sorted(PROFILES), help="how much to try")
-    group.addoption("--seed", type=int, default=0, help="seed of every search")
-    group.addoption("--contract", default=None, help="hold targets to this preset instead of their own")
-    group.addoption(
-        "--convention", action="append", default=[], metavar="NAME=VALUE", help="state a convention; repeatable"
-    )
-    group.addoption(
-        "--property", action="append", default=[], dest="properties", help="only these properties; repeatable"
-    )
-    group.addoption("--case", default=None, help="examine this saved case instead of drawing inputs")
-    group.addoption("--records", default="out", help="folder of the record files")
-    group.addoption(
-        "--call-seconds", type=float, default=CALL_SECONDS, help="seconds that one call of a target may take"
-    )
+    add_to(parser.getgroup("attn-oracle").addoption, suite=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +63,7 @@ def chosen_targets(config: pytest.Config) -> list[Target]:
         if config.getoption("--target"):
             found = resolve_all(config.getoption("--target"), op=op)
             saved = config.getoption("--case")
-            return found if saved is None else [t for t in found if t.op == load_case(Path(saved)).op]
+            return found if saved is None else [t for t in found if t.op == load_case(saved).op]
         found = []
         for builtin in BUILTINS:
             if builtin.by_name:
@@ -114,7 +89,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     if TARGETS not in config.stash:
         config.stash[TARGETS] = chosen_targets(config)
-    only = set(config.getoption("properties"))
+    only = set(config.getoption("property"))
     cases = [
         Examination(target, dtype, prop)
         for target in config.stash[TARGETS]
@@ -140,11 +115,16 @@ def _unique(label: str, index: int, cases: list[Examination]) -> str:
     return label if len(same) == 1 else f"{label}-{same.index(index) + 1}"
 
 
+def records_folder(config: pytest.Config) -> Path:
+    """Where the record files of this run stand."""
+    return Path(config.getoption("--records") or "out")
+
+
 @pytest.fixture(scope="session")
 def journal(request: pytest.FixtureRequest) -> Iterator[Journal]:
     """This worker's record file."""
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
-    opened = Journal(Path(request.config.getoption("--records")), worker)
+    opened = Journal(records_folder(request.config), worker)
     request.config.stash[JOURNAL] = opened
     yield opened
     opened.close()
@@ -168,7 +148,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
     """In the controller, when a worker died: the calls it was in become ERRORs, and a death in no call a fault."""
     config = report.node.config
-    folder = Path(config.getoption("--records"))
+    folder = records_folder(config)
     worker = report.node.gateway.id
     died = unfinished(folder, file=f"records-{worker}.jsonl")
     for path, row in died:
@@ -204,9 +184,9 @@ def _subject(config: pytest.Config, examination: Examination, journal: Journal) 
     seconds = config.getoption("--call-seconds")
     session = Session(
         seconds=seconds,
-        lost=lost_calls(Path(config.getoption("--records")), target.name, dtype),
+        lost=lost_calls(records_folder(config), target.name, dtype),
         expendable=hasattr(config, "workerinput"),
-        words=_words(config),
+        words=rerun_words(vars(config.option)),
     )
     target = replace(target, session=session)
     whole = not config.getoption("--target") and not config.getoption("--dtype")
@@ -227,37 +207,25 @@ def _subject(config: pytest.Config, examination: Examination, journal: Journal) 
     return replace(made, seconds=seconds)
 
 
-def _words(config: pytest.Config) -> tuple[str, ...]:
-    """What the command line said that decides how a target is called and judged."""
-    words: list[str] = []
-    for option in ("--op", "--contract"):
-        if config.getoption(option):
-            words += [option, config.getoption(option)]
-    for item in config.getoption("--convention"):
-        words += ["--convention", item]
-    if config.getoption("--call-seconds") != CALL_SECONDS:
-        words += ["--timeout", f"{config.getoption('--call-seconds'):g}"]
-    return tuple(words)
-
-
 def _context(subject: Subject, prop: Property, config: pytest.Config) -> dict[str, Any]:
+    saved = config.getoption("--case") and str(config.getoption("--case"))
     return {
         "origin": subject.target.origin,
         "device": subject.device,
         "title": prop.title,
         "contract": subject.forms[0].preset if subject.forms else "",
-        "rerun": rerun_command(subject, prop.id, config.getoption("--seed"), config.getoption("--case")),
+        "rerun": rerun_command(subject, prop.id, config.getoption("--seed"), saved),
     }
 
 
 def check(config: pytest.Config, subject: Subject, prop: Property, journal: Journal) -> list[Record]:
     """Run one examination and fail the test, with the message, where a record is bad and not waived."""
-    folder = Path(config.getoption("--records"))
+    folder = records_folder(config)
     seed = config.getoption("--seed")
     saved = config.getoption("--case")
     journal.context = _context(subject, prop, config)
     if saved is not None:
-        given, title = saved_input(Path(saved))
+        given, title = saved_input(saved)
         if title not in ("", prop.title):
             # Several relations may share a property's id; the case is of one of them.
             pytest.skip(f"the saved case is about: {title}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from properties.ops.attention.options import Extras, descales, held
 from properties.plugin import chosen_dtypes
 from properties.property import properties_for
 from properties.subject import PROFILES, Subject, subject_for
+from reports.command.options import parsed
 from reports.command.request import WrongUse, check, left_out
 from targets.calling.gradient import gradient_of
 from targets.calling.registry import resolve
@@ -31,10 +31,6 @@ from targets.probing.conformance import check_target
 from targets.probing.probes import probe, tiny_case
 
 Tensor = torch.Tensor
-OPTIONS: dict[str, Any] = {
-    "op": None, "targets": [], "more": [], "dtype": ["e4m3"], "device": "cpu", "timeout": 60.0, "workers": None,
-    "contract": None, "convention": [], "properties": [], "case": None,
-}  # fmt: skip
 
 
 def plain(
@@ -73,10 +69,10 @@ def test_attention_alone_takes_them() -> None:
 
 def test_what_takes_none_is_said() -> None:
     with pytest.raises(WrongUse, match="rope, rope_backward takes no e4m3 inputs here"):
-        check(argparse.Namespace(**OPTIONS | {"targets": ["triton_rope"]}))
+        check(parsed(["verify", "triton_rope", "--dtype", "e4m3"]))
     with pytest.raises(WrongUse, match="unknown dtype 'e3m4'; known: fp64, fp32, fp16, bf16, e4m3, e5m2"):
-        check(argparse.Namespace(**OPTIONS | {"dtype": ["e3m4"]}))
-    request = argparse.Namespace(**OPTIONS | {"targets": ["triton_rope", "eager_fp8"]})
+        check(parsed(["verify", "--dtype", "e3m4"]))
+    request = parsed(["verify", "triton_rope", "eager_fp8", "--dtype", "e4m3"])
     reasons = dict(left_out(request, check(request)))
     assert reasons["triton_rope"] == "rope takes no e4m3 inputs here"
     assert "eager_fp8" not in reasons

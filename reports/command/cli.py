@@ -9,36 +9,31 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from oracle.case import DamagedCase
 from oracle.contract.contract import UnknownContract
 from properties.record import DamagedRecords, Journal
-from properties.subject import PROFILES
 from properties.waivers import BadWaiver
+from reports.command import suite
 from reports.command.changes import changes, document
 from reports.command.conclude import conclude
 from reports.command.environment import environment
 from reports.command.listing import as_text, listing
+from reports.command.options import PROGRAM, parsed
 from reports.command.request import WrongUse, check, left_out
 from reports.command.terminal import summary
-from reports.run.compare import ONE_BIT, compare
+from reports.run.compare import compare
 from reports.run.load import UnlikeRuns
 from targets.calling.registry import Unavailable, UnknownTarget
 from targets.calling.target import BadTarget
 
 BROKEN, WRONG_USE, FAULT = 1, 2, 3
-_PROGRAM = "attn-oracle"
-# pytest's own exit codes.
-_INTERRUPTED, _INTERNAL, _USAGE = 2, 3, 4
-
 
 _REFUSALS = (
     WrongUse,
@@ -53,59 +48,10 @@ _REFUSALS = (
 )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_PROGRAM, description="Verify attention, softmax, RoPE and MLA kernels against proven enclosures."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    verify = commands.add_parser("verify", help="run the property suite on targets and write records and a report")
-    add = verify.add_argument
-    what = "built-in name, file.py:function or package.module:attr (none: all built-in)"
-    add("targets", nargs="*", metavar="TARGET", help=what)
-    add("--target", action="append", default=[], dest="more", metavar="TARGET", help="the same, as an option")
-    add("--op", help="op of a target whose parameters do not say")
-    add(
-        "--dtype",
-        action="append",
-        default=[],
-        help="fp64, fp32, fp16, bf16, e4m3 or e5m2; repeatable (default: the target's)",
-    )
-    add("--device", default="cpu", help="cpu, cuda or cuda:N")
-    add("--contract", help="hold the targets to this preset")
-    add("--convention", action="append", default=[], metavar="NAME=VALUE", help="state a convention; repeatable")
-    add("--profile", default="default", choices=sorted(PROFILES), help="how much to try")
-    add("--seed", type=int, default=0, help="seed of every search")
-    add("--property", action="append", default=[], dest="properties", metavar="ID", help="only this one; repeatable")
-    add("--case", type=Path, help="examine this saved case only")
-    add("--timeout", type=float, default=60.0, metavar="S", help="seconds that one call of a target may take (60)")
-    add("--json", type=Path, metavar="FILE", help="also write all records to FILE as one JSON document")
-    add("--out", type=Path, help="folder of records and report (out; with --case: replay, beside the case's folder)")
-    add("--workers", type=int, help="worker processes (one a core); 0: none, and a target that dies takes all with it")
-    listing = commands.add_parser("targets", help="what there is, what each supports, what is missing and why")
-    listing.add_argument("targets", nargs="*", metavar="TARGET", help="only these (none: built-in ones and plug-ins)")
-    listing.add_argument("--op", help="op of a target whose parameters do not say")
-    listing.add_argument("--json", action="store_true")
-    listing.add_argument(
-        "--check", action="store_true", help="call each once per dtype and compare with its statements"
-    )
-    report = commands.add_parser("report", help="write report.md and report.html from the records of DIR")
-    report.add_argument("folder", type=Path, metavar="DIR")
-    against = commands.add_parser("compare", help="two runs record by record; 1 if the new one is worse")
-    against.add_argument("old", type=Path, metavar="OLD", help="folder of the run before")
-    against.add_argument("new", type=Path, metavar="NEW", help="folder of the run after")
-    say = "how much error/bound may grow in a record (2: one bit)"
-    against.add_argument("--factor", type=float, default=ONE_BIT, metavar="F", help=say)
-    against.add_argument("--exact", action="store_true", help="any difference of verdict, case or figures counts")
-    against.add_argument("--common", action="store_true", help="only what both asked, as where one run chose targets")
-    against.add_argument("--across-versions", action="store_true", help="libraries and Python may differ")
-    against.add_argument("--json", type=Path, metavar="FILE", help="also write all that changed to FILE")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(words)
+    options = parsed(words)
     try:
         match options.command:
             case "verify":
@@ -119,21 +65,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             case other:
                 raise WrongUse(f"unknown command {other!r}")
     except _REFUSALS as error:
-        print(f"{_PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{PROGRAM}: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
-        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return FAULT
     except Exception:
         # The interpreter's own exit code, 1, would read as a finding about a target.
         traceback.print_exc()
-        print(f"{_PROGRAM}: an internal fault: please report it with the lines above", file=sys.stderr)
+        print(f"{PROGRAM}: an internal fault: please report it with the lines above", file=sys.stderr)
         return FAULT
 
 
 def _verify(options: argparse.Namespace, words: list[str]) -> int:
     found = check(options)
-    out = _folder(options)
+    out = options.records = _folder(options)
     _clear(out, options.case)
     if options.json is not None:
         _try_to_write(options.json)
@@ -142,29 +88,29 @@ def _verify(options: argparse.Namespace, words: list[str]) -> int:
     for name, reason in left_out(options, found):
         run.note("untested", {"target": name, "op": "", "dtype": "", "property": "", "reason": reason})
     run.close()
-    code = _run_pytest(options, out)
-    if code == _USAGE:
+    code = suite.run_suite(options)
+    if code == suite.USAGE:
         return WRONG_USE
-    whole = not options.properties and options.case is None and options.contract is None and not options.convention
-    concluded = conclude(out, complete=whole and options.profile != "quick", interrupted=code == _INTERRUPTED)
+    whole = not options.property and options.case is None and options.contract is None and not options.convention
+    concluded = conclude(out, complete=whole and options.profile != "quick", interrupted=code == suite.INTERRUPTED)
     pages, fault = _pages(out)
     print("\n" + summary(concluded, pages))
     if options.json is not None:
         records = [_finite(asdict(r)) for r in concluded.records]
         options.json.write_text(json.dumps(records, indent=1, default=str) + "\n", encoding="utf-8")
-    if code == BROKEN and concluded.code == 0:
+    if code == suite.BROKEN and concluded.code == 0:
         fault = "pytest reports a failure that no record explains"
-    if code == _INTERNAL:
+    if code == suite.INTERNAL:
         fault = "pytest stopped with an internal error (above)"
     if fault:
-        print(f"{_PROGRAM}: {fault}", file=sys.stderr)
+        print(f"{PROGRAM}: {fault}", file=sys.stderr)
         return FAULT
     return concluded.code
 
 
 def _folder(options: argparse.Namespace) -> Path:
     """Where records go. A replayed case must not wipe out the run that it comes from."""
-    chosen: Path | None = options.out
+    chosen: Path | None = options.records
     if chosen is None:
         chosen = Path("out") if options.case is None else options.case.parent.parent / "replay"
     return chosen.absolute()
@@ -198,63 +144,6 @@ def _try_to_write(path: Path) -> None:
         path.write_text("[]\n", encoding="utf-8")
     except OSError as error:
         raise WrongUse(f"cannot write {path}: {error.strerror or error}") from error
-
-
-@contextmanager
-def _environment(workers: int) -> Iterator[None]:
-    """The user's own pytest settings and plug-ins kept out, one thread a worker; all as before afterwards."""
-    before = dict(os.environ)
-    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-        os.environ.pop(name, None)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    if workers > 1:
-        # Several workers of several threads each only wait for one another.
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ.setdefault(name, "1")
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _run_pytest(options: argparse.Namespace, out: Path) -> int:
-    import pytest
-
-    import properties
-
-    folder = Path(properties.__file__).parent
-    workers = options.workers if options.workers is not None else min(_cores(), 8)
-    # Hangs end after --timeout, call by call; this only ends a check that will not end otherwise.
-    limit = {"quick": 1800, "default": 7200, "deep": 86400}[options.profile]
-    arguments = [
-        str(folder),
-        "-p", "properties.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout", "-p", "no:faulthandler",
-        "-c", str(folder / "suite.ini"),
-        f"--rootdir={folder}",
-        "-q", "--no-header", "-rN", "--tb=no",
-        f"--timeout={limit}", "--timeout-method=thread",
-        f"--records={out}",
-        f"--profile={options.profile}",
-        f"--seed={options.seed}",
-        f"--device={options.device}",
-        f"--call-seconds={options.timeout}",
-    ]  # fmt: skip
-    # Workers that die are replaced as often as it takes: a target is given up after a few lost calls.
-    arguments += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart=9999"] if workers > 0 else []
-    arguments += [f"--target={s}" for s in (*options.targets, *options.more)]
-    arguments += [f"--dtype={d}" for d in options.dtype]
-    arguments += [f"--convention={c}" for c in options.convention]
-    arguments += [f"--property={p}" for p in options.properties]
-    arguments += [f"--op={options.op}"] if options.op else []
-    arguments += [f"--contract={options.contract}"] if options.contract else []
-    arguments += [f"--case={options.case}"] if options.case else []
-    with _environment(workers):
-        return int(pytest.main(arguments))
 
 
 def _pages(out: Path) -> tuple[tuple[Path, ...], str]:

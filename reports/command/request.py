@@ -30,12 +30,12 @@ def check(options: argparse.Namespace) -> list[Target]:
             raise WrongUse(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     if options.op is not None and options.op not in INPUTS:
         raise WrongUse(f"unknown op {options.op!r}; known: {', '.join(INPUTS)}")
-    if options.timeout <= 0 or not math.isfinite(options.timeout):
-        raise WrongUse(f"--timeout takes a positive number of seconds, got {options.timeout:g}")
+    if options.call_seconds <= 0 or not math.isfinite(options.call_seconds):
+        raise WrongUse(f"--timeout takes a positive number of seconds, got {options.call_seconds:g}")
     if options.workers is not None and options.workers < 0:
         raise WrongUse(f"--workers takes a number from 0, got {options.workers}")
     _check_device(options.device)
-    found = of_case(resolve_all([*options.targets, *options.more], op=options.op), options.case)
+    found = of_case(resolve_all(options.target, op=options.op), options.case)
     ops = {t.op for t in found} or {options.op or op for op in INPUTS}
     for target in found:
         if options.device.partition(":")[0] not in target.devices:
@@ -51,11 +51,11 @@ def check(options: argparse.Namespace) -> list[Target]:
     return found
 
 
-def of_case(found: list[Target], case: str | None) -> list[Target]:
+def of_case(found: list[Target], case: Path | None) -> list[Target]:
     """Without the gradients of targets where a saved case is of the forward op; and the other way round."""
     if case is None:
         return found
-    op = load_case(Path(case)).op
+    op = load_case(case).op
     return [t for t in found if t.op == op] or found
 
 
@@ -103,7 +103,7 @@ def _check_statements(options: argparse.Namespace, ops: set[str]) -> None:
             if wrong:
                 raise WrongUse(wrong)
     known = {p.id for op in ops for p in properties_for(op)}
-    for name in options.properties:
+    for name in options.property:
         if name not in known:
             listed = ", ".join(sorted(known, key=property_order))
             raise WrongUse(f"unknown property {name!r} of {', '.join(sorted(ops))}; known: {listed}")
@@ -111,7 +111,7 @@ def _check_statements(options: argparse.Namespace, ops: set[str]) -> None:
 
 def _check_case(options: argparse.Namespace, found: list[Target]) -> None:
     saved = load_case(options.case)
-    if not found or not options.properties:
+    if not found or not options.property:
         raise WrongUse("--case needs a TARGET and a --property")
     for target in found:
         if target.op != saved.op:
