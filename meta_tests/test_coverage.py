@@ -7,17 +7,17 @@ import pytest
 from oracle.bounds.table import bounds_of
 from oracle.contract.presets import PRESETS, default_preset, ladder, preset_forms
 from oracle.evaluate import enclose
-from oracle.formats import format_of, input_formats
+from oracle.formats import format_of
 from oracle.ops.table import ops
-from properties.property import Property, properties_for
+from properties.ops.table import properties_for
+from properties.property import Property
 from properties.subject import PROFILES, Subject, subject_for
-from targets.calling.conventions import CONVENTIONS
 from targets.calling.gradient import with_gradients
 from targets.calling.registry import BUILTINS, Unavailable, load_builtin, resolve
-from targets.calling.target import INPUTS, Target
+from targets.calling.target import Target
 from targets.honest.table import HONEST
 from targets.mutants.table import mutants
-from targets.probing.probes import tiny_case
+from targets.probing.tiny import tiny_case
 
 OPS = tuple(ops())
 
@@ -32,10 +32,8 @@ NEEDS: dict[str, Callable[[str], object]] = {
     "model kernel": lambda op: _model(op),
     "derived bound": lambda op: _bounded(op),
     "contract preset for every dtype": lambda op: all(
-        preset_forms(op, default_preset(op, d)) for d in input_formats(op)
+        preset_forms(op, default_preset(op, d)) for d in ops()[op].formats
     ),
-    "signature": lambda op: INPUTS[op] == ops()[op].inputs,
-    "conventions": lambda op: op in CONVENTIONS,
     "property": lambda op: properties_for(op),
     "edge inputs": lambda op: _edges(op),
     "search strategy": lambda op: any(p.search is not None for p in properties_for(op)),
@@ -69,7 +67,7 @@ def _bounded(op: str) -> bool:
     case = tiny_case(op, "fp32")
     block = enclose(case)[0]
     forms = preset_forms(op, default_preset(op, "fp32"))
-    formats = {n: format_of(case.arrays[INPUTS[op][0]]) for n in ops()[op].outputs}
+    formats = {n: format_of(case.arrays[ops()[op].inputs[0]]) for n in ops()[op].outputs}
     bound = bounds_of(op)(case, block, forms, formats)[0][ops()[op].outputs[0]].bound
     return bool((bound > 0).all() and (bound < 1).all())
 
@@ -93,8 +91,6 @@ def test_what_is_missing_is_named(what: str, monkeypatch: pytest.MonkeyPatch) ->
         "model kernel": ("meta_tests.test_coverage._model", lambda op: 0),
         "derived bound": ("meta_tests.test_coverage._bounded", lambda op: False),
         "contract preset for every dtype": ("meta_tests.test_coverage.preset_forms", lambda op, preset: ()),
-        "signature": ("meta_tests.test_coverage.INPUTS", {op: ("y",)}),
-        "conventions": ("meta_tests.test_coverage.CONVENTIONS", {}),
         "property": ("meta_tests.test_coverage.properties_for", lambda op: ()),
         "edge inputs": ("meta_tests.test_coverage.properties_for", lambda op: ()),
         "search strategy": ("meta_tests.test_coverage.properties_for", lambda op: ()),
@@ -116,7 +112,7 @@ def test_each_table_is_about_known_ops_and_has_no_double_rows() -> None:
     for op in OPS:
         table = properties_for(op)
         assert len({(p.id, p.title) for p in table}) == len(table), op
-        for dtype in input_formats(op):
+        for dtype in ops()[op].formats:
             assert set(ladder(op, dtype)) <= set(PRESETS[op]), op
     assert {p.id for p in rows()} >= {"P1", "P9", "P10", "P14", "P15", "P18", "P21", "P23"}
 
@@ -130,7 +126,7 @@ def test_a_property_can_be_asked() -> None:
 def test_a_mutant_is_killed_by_a_property_of_its_op() -> None:
     for m in mutants():
         assert m.killed_by in {p.id for p in properties_for(m.op)}, f"{m.name}: {m.op} has no {m.killed_by}"
-        assert set(m.dtypes) <= set(input_formats(m.op)), m.name
+        assert set(m.dtypes) <= set(ops()[m.op].formats), m.name
 
 
 def test_every_op_has_a_built_in_target_or_a_reason_why_not() -> None:

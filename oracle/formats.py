@@ -158,11 +158,6 @@ EIGHT_BITS = ("e4m3", "e5m2")
 INPUTS = (*STORAGE, *EIGHT_BITS)
 
 
-def input_formats(op: str) -> tuple[str, ...]:
-    """The formats in which a target of ``op`` may take its inputs."""
-    return INPUTS if op == "attention" else STORAGE
-
-
 def beside(inputs: str) -> Format:
     """The format of additive masks and sinks beside inputs of this one: the same; bf16 beside eight bits."""
     return BF16 if inputs in EIGHT_BITS else format_named(inputs)

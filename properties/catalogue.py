@@ -7,7 +7,7 @@ test compares the two.
 from __future__ import annotations
 
 from oracle.ops.table import ops
-from properties.property import properties_for
+from properties.ops.table import properties_for
 
 QUESTIONS: dict[str, str] = {
     "P1": "Is every element within the bound that the contract gives?",

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from oracle.case import load_case
-from oracle.formats import input_formats
 from properties.judge.verdict import BAD, Verdict
 from properties.message import failure_message, rerun_command
+from properties.ops.table import properties_for
 from properties.options import add_to, rerun_words
-from properties.property import Property, properties_for
+from properties.property import Property
 from properties.record import Journal, Record, finish, lost, lost_calls, unfinished
 from properties.search import examine, hunt
 from properties.subject import PROFILES, Input, Subject, subject_for
@@ -79,7 +79,7 @@ def chosen_targets(config: pytest.Config) -> list[Target]:
 
 def chosen_dtypes(target: Target, asked: list[str]) -> tuple[str, ...]:
     """The dtypes at which to examine a target: those asked for that its op and itself take."""
-    known = [d for d in asked or target.dtypes if d in input_formats(target.op)]
+    known = [d for d in asked or target.dtypes if d in target.row.formats]
     return tuple(d for d in known if "dtypes" not in target.stated or d in target.dtypes)
 
 

@@ -3,7 +3,6 @@ table."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -56,31 +55,3 @@ class Property:
             elif need not in have:
                 return need
         return ""
-
-
-_TABLES = {
-    "attention": ("properties.ops.attention.table", "PROPERTIES"),
-    "attention_backward": ("properties.ops.gradients.attention", "PROPERTIES"),
-    "attention_varlen": ("properties.ops.layouts.table", "VARLEN_PROPERTIES"),
-    "attention_paged": ("properties.ops.layouts.table", "PAGED_PROPERTIES"),
-    "mla": ("properties.ops.mla.table", "PROPERTIES"),
-    "gqa_block": ("properties.ops.blocks.gqa", "PROPERTIES"),
-    "mla_block": ("properties.ops.blocks.mla", "PROPERTIES"),
-    "mla_backward": ("properties.ops.gradients.mla", "PROPERTIES"),
-    "rope": ("properties.ops.rope.table", "PROPERTIES"),
-    "rope_backward": ("properties.ops.rope.table", "BACKWARD_PROPERTIES"),
-    "rope_apply": ("properties.ops.rope.table", "APPLY_PROPERTIES"),
-    "softmax": ("properties.ops.softmax.table", "PROPERTIES"),
-    "softmax_backward": ("properties.ops.gradients.softmax", "PROPERTIES"),
-    "log_softmax": ("properties.ops.softmax.table", "PROPERTIES"),
-    "logsumexp": ("properties.ops.softmax.table", "PROPERTIES"),
-}
-
-
-def properties_for(op: str) -> tuple[Property, ...]:
-    """The rows of one op, in catalogue order; none for an op without a table."""
-    if op not in _TABLES:
-        return ()
-    module, name = _TABLES[op]
-    table: tuple[Property, ...] = getattr(importlib.import_module(module), name)
-    return table

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import seed as seeded
 
 from oracle.case import Case, save_case
+from oracle.ops.table import op_named
 from properties.diagnosis.engine import diagnose
 from properties.judge.verdict import BAD, Basis, Judgement, Verdict
 from properties.message import rerun_command
@@ -122,23 +123,16 @@ def judge(subject: Subject, prop: Property, given_input: Input) -> Judgement:
 
 def _refused(subject: Subject, case: Case) -> str:
     """The stated limit of the target that this case lies beyond, or nothing."""
-    if subject.op not in _HEADED or not case.arrays:
+    row = op_named(subject.op)
+    sizes = {axis: size for n, a in row.arrays.items() if n in case.arrays for axis, size in a.sizes(case.arrays[n])}
+    # A gradient's refusal is its own answer.
+    if row.gradient is not None or not {"Hq", "Hkv", "D", "Dv"} <= set(sizes):
         return ""
-    q, k, v = (case.arrays[name].shape for name in _HEADED[subject.op])
-    # All but the dense layout have heads next to last in keys and values, packed queries too.
-    q_heads, kv_heads = q[-2 if subject.op == "attention_varlen" else 1], k[1 if subject.op == "attention" else -2]
-    if q_heads != kv_heads and subject.conventions.get("grouped_heads") == "refused":
+    if sizes["Hq"] != sizes["Hkv"] and subject.conventions.get("grouped_heads") == "refused":
         return "grouped KV heads"
-    if q[-1] != v[-1] and subject.conventions.get("unequal_value_dim") == "refused":
+    if sizes["D"] != sizes["Dv"] and subject.conventions.get("unequal_value_dim") == "refused":
         return "Dv != D"
     return ""
-
-
-_HEADED = {
-    "attention": ("q", "k", "v"),
-    "attention_varlen": ("q", "k", "v"),
-    "attention_paged": ("q", "k_cache", "v_cache"),
-}
 
 
 def _search(subject: Subject, prop: Property, seed: int, journal: Journal | None, folder: Path | None) -> list[Record]:

@@ -14,7 +14,7 @@ from oracle.contract.contract import Contract, resolved
 from oracle.contract.presets import declared_forms, ladder
 from oracle.formats import FORMATS, Format, beside
 from oracle.ops.table import op_named
-from targets.calling.target import OPTIONS, Observed, Target, run
+from targets.calling.target import Observed, Target, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Subject:
 
     def has(self, option: str) -> bool:
         """Whether the target takes this option."""
-        return option in self.target.parameters and option in OPTIONS[self.op]
+        return option in self.target.parameters and option in self.target.row.parameters
 
     def call(self, case: Case) -> Observed:
         """One call. ValueError, before the target is called, for a case that does not fit its op."""

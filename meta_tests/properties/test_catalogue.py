@@ -7,7 +7,7 @@ import pytest
 import oracle
 from oracle.ops.table import ops
 from properties import catalogue
-from properties.property import properties_for
+from properties.ops.table import properties_for
 
 DOCS = Path(oracle.__file__).resolve().parent.parent / "docs"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oracle.contract.presets import declared_forms, ladder
-from oracle.formats import EIGHT_BITS, FORMATS, STORAGE, input_formats
+from oracle.formats import EIGHT_BITS, FORMATS, STORAGE
 from oracle.ops.table import ops
 from properties.diagnosis.engine import diagnose
 from properties.inputs.recipes import Mask
@@ -18,8 +18,8 @@ from properties.inputs.strategies import attention_input
 from properties.judge.judgements import within_bound
 from properties.judge.verdict import Verdict
 from properties.ops.attention.options import Extras, descales, held
+from properties.ops.table import properties_for
 from properties.plugin import chosen_dtypes
-from properties.property import properties_for
 from properties.subject import PROFILES, Subject, subject_for
 from reports.command.options import parsed
 from reports.command.request import WrongUse, check, left_out
@@ -28,7 +28,8 @@ from targets.calling.registry import resolve
 from targets.calling.target import run, target_from
 from targets.mutants.table import mutant_named
 from targets.probing.conformance import check_target
-from targets.probing.probes import probe, tiny_case
+from targets.probing.probes import probe
+from targets.probing.tiny import tiny_case
 
 Tensor = torch.Tensor
 
@@ -58,8 +59,8 @@ def subject(function: Any = plain, dtype: str = "e4m3", **more: Any) -> Subject:
 
 
 def test_attention_alone_takes_them() -> None:
-    assert [op for op in ops() if set(EIGHT_BITS) <= set(input_formats(op))] == ["attention"]
-    assert all(set(STORAGE) <= set(input_formats(op)) for op in ops())
+    assert [name for name, op in ops().items() if set(EIGHT_BITS) <= set(op.formats)] == ["attention"]
+    assert all(set(STORAGE) <= set(op.formats) for op in ops().values())
     assert chosen_dtypes(resolve("seed_rope_torch"), ["e4m3", "fp16"]) == ("fp16",)
     assert chosen_dtypes(resolve("eager_fp8"), []) == EIGHT_BITS
     undeclared = target_from(plain, spec="plain", op="attention")

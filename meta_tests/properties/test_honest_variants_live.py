@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from properties.judge.verdict import Verdict
-from properties.property import properties_for
+from properties.ops.table import properties_for
 from properties.record import Record
 from properties.search import hunt
 from properties.subject import PROFILES, Profile, subject_for

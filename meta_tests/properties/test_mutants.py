@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from properties.judge.verdict import Verdict
-from properties.property import Property, no_edges, properties_for
+from properties.ops.table import properties_for
+from properties.property import Property, no_edges
 from properties.search import hunt, judge
 from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve

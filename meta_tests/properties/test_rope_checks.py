@@ -14,7 +14,7 @@ from properties.judge.verdict import Verdict
 from properties.ops.rope.relations import angle_error_of
 from properties.ops.rope.scalings import decode_edges, scaling_edges
 from properties.ops.rope.table import position_sweep
-from properties.property import properties_for
+from properties.ops.table import properties_for
 from properties.search import hunt, judge
 from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve

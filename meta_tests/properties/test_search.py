@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from properties import search
-from properties.property import properties_for
+from properties.ops.table import properties_for
 from properties.subject import PROFILES, Profile, Subject, subject_for
 from targets.calling.registry import resolve
 from targets.calling.target import Target

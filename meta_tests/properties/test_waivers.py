@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from oracle.formats import input_formats
-from properties.property import properties_for
+from properties.ops.table import properties_for
 from properties.record import Record
 from properties.waivers import FOLDER, BadWaiver, Waiver, stale, waive, waivers_of
 from targets.calling.registry import BUILTINS, Unavailable, load_builtin
@@ -112,6 +111,6 @@ def test_the_projects_waivers_are_about_code_of_others_that_is_still_examined() 
         for waiver in waivers_of(path.stem):
             where = f"{path.name}: {waiver.key}"
             assert set(waiver.properties) <= ids, where
-            assert set(waiver.dtypes) <= set(target.dtypes) <= set(input_formats(target.op)), where
+            assert set(waiver.dtypes) <= set(target.dtypes) <= set(target.row.formats), where
             assert waiver.link.startswith("https://"), where
             assert len(waiver.reason.split()) > 5, f"{where} does not explain anything"

@@ -12,7 +12,7 @@ import pytest
 from meta_tests.kernels.command import PLAIN, Done, verify
 from properties.record import lost_calls
 from targets.calling.target import PATIENCE, Observed, run, target_from
-from targets.probing.probes import tiny_case
+from targets.probing.tiny import tiny_case
 
 # Source of each kernel's body, the verdict that it must get and words that must say why.
 KERNELS: dict[str, tuple[str, str, str]] = {

@@ -13,7 +13,7 @@ from oracle.case import Case
 from oracle.evaluate import enclose
 from targets.calling.gradient import gradient_of, with_gradients
 from targets.calling.target import Target, run, target_from
-from targets.probing.probes import tiny_case
+from targets.probing.tiny import tiny_case
 
 
 def attend(q: Any, k: Any, v: Any, *, causal: bool = False, mask: Any = None, sinks: Any = None) -> Any:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oracle.ops.table import op_named
 from targets.calling import registry
 from targets.calling.metadata import METADATA
 from targets.calling.registry import BUILTINS, Unavailable, UnknownTarget, load_builtin, resolve, resolve_all
-from targets.calling.signature import ALIASES, INPUTS, OPTIONS
+from targets.calling.signature import ALIASES
 from targets.calling.target import BadTarget, Target, run, target_from
 from targets.probing.conformance import check_target
-from targets.probing.probes import tiny_case
+from targets.probing.tiny import tiny_case
 
 # --- signatures -------------------------------------------------------------------------------------------------------
 
@@ -45,19 +46,20 @@ def read(function: Any, **more: Any) -> Target:
         (
             lambda q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False: 0,
             "attention_varlen",
-            {n: n for n in (*INPUTS["attention_varlen"], "max_seqlen_q", "max_seqlen_k")} | {"is_causal": "causal"},
+            {n: n for n in (*op_named("attention_varlen").inputs, "max_seqlen_q", "max_seqlen_k")}
+            | {"is_causal": "causal"},
         ),
         (
             lambda q, k_cache, v_cache, page_table, cache_seqlens, window=None: 0,
             "attention_paged",
-            {n: n for n in INPUTS["attention_paged"]} | {"block_table": "page_table", "window_size": "window"},
+            {n: n for n in op_named("attention_paged").inputs} | {"block_table": "page_table", "window_size": "window"},
         ),
         (
             lambda q, k, v, dropout_p=0.0, seed=None: 0,
             "attention",
             {n: n for n in ("q", "k", "v", "dropout_p", "seed")},
         ),
-        (lambda q_nope, q_pe, c_kv, k_pe, w_uk, w_uv: 0, "mla", {n: n for n in INPUTS["mla"]}),
+        (lambda q_nope, q_pe, c_kv, k_pe, w_uk, w_uv: 0, "mla", {n: n for n in op_named("mla").inputs}),
         (lambda x, position_ids, base=1e4: 0, "rope", {"x": "x", "positions": "position_ids", "base": "base"}),
         (lambda x, cos, sin: 0, "rope_apply", {"x": "x", "cos": "cos", "sin": "sin"}),
     ],
@@ -112,7 +114,7 @@ def test_what_fits_no_op_is_refused_by_name(function: Any, op: str | None, messa
 
 def test_op_names_what_positions_mean() -> None:
     assert dict(read(lambda a, b, c: 0, op="attention").parameters) == {"q": "a", "k": "b", "v": "c"}
-    assert dict(read(lambda *a, **k: 0, op="mla").parameters) == dict.fromkeys(INPUTS["mla"])
+    assert dict(read(lambda *a, **k: 0, op="mla").parameters) == dict.fromkeys(op_named("mla").inputs)
     assert dict(read(lambda **k: 0, op="rope").parameters) == {"x": "x", "positions": "positions"}
 
 
@@ -417,11 +419,3 @@ def test_names_tell_targets_apart(tmp_path: Path) -> None:
     found = [t.name for t in resolve_all(specs)]
     assert (found[::2], found[1::2]) == (names, [f"{name}_backward" for name in names])
     assert [t.name for t in resolve_all(specs[:1], op="attention")] == ["attention"]
-
-
-def test_options_are_the_ops_own() -> None:
-    from oracle.ops.table import ops
-
-    for name, op in ops().items():
-        assert INPUTS[name] == op.inputs, name
-        assert OPTIONS[name] - {"return_lse"} <= set(op.options), name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as attention_gradient_case
+from oracle.ops.attention import row as attention_row
 from oracle.ops.blocks import gqa_case
 from oracle.ops.blocks import mla_case as mla_block_case
 from oracle.ops.layouts import case as layouts_case
@@ -17,16 +17,16 @@ from oracle.ops.softmax import gradient_case as softmax_gradient_case
 _OPS: dict[str, Op] = {
     op.name: op
     for op in (
-        *softmax_case.OPS,
-        *softmax_gradient_case.OPS,
-        *rope_case.OPS,
-        *attention_case.OPS,
+        *attention_row.OPS,
         *attention_gradient_case.OPS,
         *layouts_case.OPS,
         *mla_case.OPS,
-        *gqa_case.OPS,
-        *mla_block_case.OPS,
         *mla_gradient_case.OPS,
+        *mla_block_case.OPS,
+        *gqa_case.OPS,
+        *rope_case.OPS,
+        *softmax_case.OPS,
+        *softmax_gradient_case.OPS,
     )
 }
 

@@ -75,10 +75,12 @@ def structure(subject: Subject, case: Case, observed: Observed) -> Judgement | N
                 Verdict.FAIL, Basis.EXACT, f"{name} has shape {list(value.shape)}, expected {list(shapes[name])}"
             )
     expected = np.dtype(subject.output.dtype)
+    # The gradient of an option has the option's own dtype.
+    options = {} if op.gradient is None else {output: option for option, output in op.gradient.options.items()}
     for name in op.required_outputs(case):
         if name not in observed.outputs:
             return Judgement(Verdict.FAIL, Basis.EXACT, f"no {name} was returned")
-        given, option = observed.outputs[name].dtype, op.gradients_of.get(name)
+        given, option = observed.outputs[name].dtype, options.get(name)
         wanted = expected if option is None else case.options[option].dtype
         if given != wanted:
             hint = "; the contract's `output` says which" if subject.dtype in EIGHT_BITS else ""

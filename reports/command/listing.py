@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from targets.calling.registry import BUILTINS, Unavailable, plugins, resolve
-from targets.calling.target import INPUTS, BadTarget
+from targets.calling.target import BadTarget
 from targets.probing.conformance import check_target
 
 
@@ -31,7 +31,7 @@ def _row(spec: str, named: bool, op: str | None, check: bool) -> dict[str, Any]:
         "op": target.op,
         "dtypes": list(target.dtypes),
         "devices": list(target.devices),
-        "options": sorted(set(target.parameters) - set(INPUTS[target.op])),
+        "options": sorted(set(target.parameters) - set(target.row.inputs)),
         "description": target.description,
     }
     if check and "cpu" in target.devices:

@@ -10,13 +10,14 @@ from pathlib import Path
 from oracle.case import load_case
 from oracle.contract.presets import PRESETS
 from oracle.formats import INPUTS as DTYPES
-from oracle.formats import format_of, input_formats
-from properties.property import properties_for
+from oracle.formats import format_of
+from oracle.ops.table import op_named, ops
+from properties.ops.table import properties_for
 from properties.waivers import waivers_of
 from reports.command.terminal import property_order
-from targets.calling.conventions import wrong_convention
+from targets.calling.metadata import wrong_convention
 from targets.calling.registry import BUILTINS, Builtin, Unavailable, load_builtin, resolve_all
-from targets.calling.target import INPUTS, Target
+from targets.calling.target import Target
 
 
 class WrongUse(ValueError):
@@ -28,15 +29,15 @@ def check(options: argparse.Namespace) -> list[Target]:
     for dtype in options.dtype:
         if dtype not in DTYPES:
             raise WrongUse(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
-    if options.op is not None and options.op not in INPUTS:
-        raise WrongUse(f"unknown op {options.op!r}; known: {', '.join(INPUTS)}")
+    if options.op is not None and options.op not in ops():
+        raise WrongUse(f"unknown op {options.op!r}; known: {', '.join(ops())}")
     if options.call_seconds <= 0 or not math.isfinite(options.call_seconds):
         raise WrongUse(f"--timeout takes a positive number of seconds, got {options.call_seconds:g}")
     if options.workers is not None and options.workers < 0:
         raise WrongUse(f"--workers takes a number from 0, got {options.workers}")
     _check_device(options.device)
     found = of_case(resolve_all(options.target, op=options.op), options.case)
-    ops = {t.op for t in found} or {options.op or op for op in INPUTS}
+    asked = {t.op for t in found} or ({options.op} if options.op else set(ops()))
     for target in found:
         if options.device.partition(":")[0] not in target.devices:
             raise WrongUse(f"{target.name} runs on {', '.join(target.devices)}, not on {options.device}")
@@ -45,7 +46,7 @@ def check(options: argparse.Namespace) -> list[Target]:
     for name in {t.name for t in found if t.origin == "third_party"} or {b.name for b in BUILTINS}:
         waivers_of(name)
     _check_dtypes(options, found)
-    _check_statements(options, ops)
+    _check_statements(options, asked)
     if options.case is not None:
         _check_case(options, found)
     return found
@@ -82,7 +83,7 @@ def _cuda_devices() -> int:
 def _check_dtypes(options: argparse.Namespace, found: list[Target]) -> None:
     """Each dtype asked for must be one that some target may take; what only others take is reported as untested."""
     for dtype in options.dtype if found else ():
-        if all(dtype not in input_formats(t.op) for t in found):
+        if all(dtype not in t.row.formats for t in found):
             raise WrongUse(f"{', '.join(dict.fromkeys(t.op for t in found))} takes no {dtype} inputs here")
         if all("dtypes" in t.stated and dtype not in t.dtypes for t in found):
             known = ", ".join(dict.fromkeys(d for t in found for d in t.dtypes))
@@ -116,10 +117,10 @@ def _check_case(options: argparse.Namespace, found: list[Target]) -> None:
     for target in found:
         if target.op != saved.op:
             raise WrongUse(f"the saved case is of op {saved.op}, {target.name} of {target.op}")
-    missing = [n for n in INPUTS[saved.op] if n not in saved.arrays]
+    missing = [n for n in op_named(saved.op).inputs if n not in saved.arrays]
     if missing:
         raise WrongUse(f"the saved case {options.case} has no array {missing[0]!r}")
-    dtype = format_of(saved.arrays[INPUTS[saved.op][0]]).name
+    dtype = format_of(saved.arrays[op_named(saved.op).inputs[0]]).name
     if any(d != dtype for d in options.dtype):
         raise WrongUse(f"the saved case {options.case} is in {dtype}, not in {', '.join(options.dtype)}")
     options.dtype = [dtype]
@@ -134,7 +135,7 @@ def left_out(options: argparse.Namespace, found: list[Target]) -> Iterator[tuple
                 yield builtin.name, reason
     for target in found:
         for dtype in options.dtype:
-            if dtype not in input_formats(target.op):
+            if dtype not in target.row.formats:
                 yield target.name, f"{target.op} takes no {dtype} inputs here"
             elif "dtypes" in target.stated and dtype not in target.dtypes:
                 yield target.name, f"takes {', '.join(target.dtypes)}, not {dtype}"

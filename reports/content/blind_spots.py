@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from properties.checks.model_gate import JUDGED, JUDGED_OPS
+from oracle.ops.op import Op
+from oracle.ops.table import ops
+from properties.checks.model_gate import JUDGED
 from properties.record import Record
 from reports.content.wording import count
 from reports.run.load import finite
@@ -33,8 +35,22 @@ class Seen:
         return bool(self.dtypes & {"fp16", "bf16", "e4m3", "e5m2"})
 
     @property
+    def row(self) -> Op | None:
+        """The op; None where records name none, or one of another version."""
+        return ops().get(self.op)
+
+    @property
     def attends(self) -> bool:
-        return self.op in ("attention", "mla")
+        return self.row is not None and self.row.attends
+
+    @property
+    def rotates(self) -> bool:
+        return self.row is not None and self.row.family == "rope"
+
+    @property
+    def turns(self) -> bool:
+        """Whether it computes its angles from positions."""
+        return self.rotates and self.row is not None and "positions" in self.row.inputs
 
 
 def seen(records: Iterable[Record]) -> Seen:
@@ -99,17 +115,17 @@ BLIND_SPOTS: tuple[BlindSpot, ...] = (
         "G3, the gate that shows these, gives a verdict for attention, mla and their gradients under "
         + " and ".join(JUDGED)
         + " only; elsewhere it reports a ratio",
-        lambda s: s.attends and (s.op not in JUDGED_OPS or not s.contracts <= set(JUDGED) or "G3" not in s.properties),
+        lambda s: s.attends and (not s.contracts <= set(JUDGED) or "G3" not in s.properties),
     ),
     BlindSpot(
         "an angle that is wrong by less than the rounding of the result",
         "a 16-bit output hides angle errors below about 2⁻⁹ (bf16) or 2⁻¹² (fp16)",
-        lambda s: s.op in ("rope", "rope_backward", "rope_apply") and s.narrow,
+        lambda s: s.rotates and s.narrow,
     ),
     BlindSpot(
         "the rotation at positions where the contract's own angle error reaches a full turn",
         "a bound that accepts any rotation proves nothing; such cases are VACUOUS",
-        lambda s: s.op == "rope" and "fp32_angle" in s.contracts and s.largest_position >= 10**6,
+        lambda s: s.turns and "fp32_angle" in s.contracts and s.largest_position >= 10**6,
     ),
     BlindSpot(
         "rare races, and results that depend on batch mates, padding or the number of splits",
@@ -132,7 +148,7 @@ def spots(facts: Seen) -> tuple[tuple[str, str], ...]:
     found = [(b.defect, b.reason) for b in BLIND_SPOTS if b.applies(facts)]
     if facts.attends and facts.largest_keys:
         found.append((f"faults that begin beyond {count(facts.largest_keys)} keys", "no longer context was tried"))
-    if facts.op == "rope" and facts.largest_position:
+    if facts.turns and facts.largest_position:
         found.append(
             (f"faults that begin beyond position {count(facts.largest_position)}", "no larger position was tried")
         )

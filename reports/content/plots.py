@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from oracle.formats import FORMATS
+from oracle.ops.table import ops
 from properties.judge.verdict import BAD, Verdict
 from properties.record import Record
 from reports.content.wording import NOTHING, figure
@@ -17,9 +18,9 @@ from reports.run.summary import dtypes_of, gravest, largest
 
 Measure = Callable[[Record], float | None]
 BOUND = (1.0, "the bound")
-ATTENTION = frozenset({"attention", "mla"})
-SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp"})
-ROPE = frozenset({"rope", "rope_backward", "rope_apply"})
+ATTENTION = frozenset(name for name, op in ops().items() if op.attends)
+SOFTMAX = frozenset(name for name, op in ops().items() if op.family == "softmax" and op.gradient is None)
+ROPE = frozenset(name for name, op in ops().items() if op.family == "rope")
 
 
 @dataclass(frozen=True, slots=True)

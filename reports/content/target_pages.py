@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from oracle.ops.table import ops
 from properties.judge.verdict import BAD, Verdict
 from properties.record import Record
 from reports.content.blind_spots import seen, spots
@@ -40,7 +41,6 @@ from reports.run.summary import (
     untested_of,
     worst_ratio,
 )
-from targets.calling.signature import OUTPUTS
 
 
 def anchor(subject: Subject) -> str:
@@ -134,7 +134,8 @@ def _worst(records: Sequence[Record]) -> str:
 
 def _outputs(records: Sequence[Record]) -> list[str]:
     """Outputs of which some record has figures, in the order of their op."""
-    names = OUTPUTS.get(records[0].op, ("out",)) if records else ()
+    row = ops().get(records[0].op) if records else None
+    names = ("out",) if row is None else row.outputs
     return [n for n in names if any(isinstance(r.metrics.get(n), dict) for r in records)]
 
 

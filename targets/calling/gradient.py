@@ -8,60 +8,54 @@ op, which its records say.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from oracle.formats import input_formats
-from oracle.ops.attention.case import DESCALES
-from targets.calling.signature import INPUTS, OPTIONS
-from targets.calling.target import USUAL, Target
+import numpy as np
 
-BACKWARD = {"attention": "attention_backward", "rope": "rope_backward", "mla": "mla_backward"}
-"""Op -> the op of its gradient."""
+from oracle.case import Case
+from oracle.ops.op import Gradient, Op
+from oracle.ops.table import op_named, ops
+from targets.calling.target import Target
+
 SUFFIX = "_backward"
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a backward op differentiates: inputs in order, the cotangent's name, options that have gradients.
-
-    linear: the forward op is linear in its input, which the backward op therefore does not take: zeros stand for it.
-    """
-
-    inputs: tuple[str, ...]
-    cotangent: str
-    gradients: Mapping[str, str]
-    options: Mapping[str, str]
-    linear: bool = False
+def backward_of(op: str) -> Op | None:
+    """The op of the gradient of ``op`` that needs nothing but its inputs and a cotangent; None without one."""
+    return next((row for row in ops().values() if forward_of(row.name) == op), None)
 
 
-_KINDS = {
-    "attention_backward": _Kind(
-        ("q", "k", "v"), "do", {n: f"d{n}" for n in "qkv"}, {"attn_mask": "dbias", "sinks": "dsinks"}
-    ),
-    "rope_backward": _Kind(("x",), "dy", {"x": "dx"}, {}, linear=True),
-    "mla_backward": _Kind(INPUTS["mla"], "do", {n: f"d{n}" for n in INPUTS["mla"]}, {}),
-}
+def forward_of(op: str | None) -> str | None:
+    """The op of which ``op`` is the gradient, unless it takes what that op returned; None without one."""
+    row = ops().get(op or "")
+    if (
+        row is None
+        or row.gradient is None
+        or not set(row.inputs) - {row.gradient.cotangent} <= set(op_named(row.gradient.of).inputs)
+    ):
+        return None
+    return row.gradient.of
 
 
 def gradient_of(target: Target) -> Target | None:
     """The target whose calls give the gradients of ``target``'s output; None for an op or framework without."""
-    op = BACKWARD.get(target.op)
-    if op is None or target.framework != "torch" or not target.gradients:
+    row = backward_of(target.op)
+    if row is None or row.gradient is None or target.framework != "torch" or not target.gradients:
         return None
     # It is called with canonical names: what the function itself calls them is known inside.
-    names = [*INPUTS[op], *(n for n in target.parameters if n in OPTIONS[op])]
-    dtypes = tuple(d for d in target.dtypes if d in input_formats(op))
+    names = [*row.inputs, *(n for n in target.parameters if n in row.parameters)]
+    dtypes = tuple(d for d in target.dtypes if d in row.formats)
     if not dtypes:
         return None
     return replace(
         target,
         name=target.name + SUFFIX,
-        op=op,
+        op=row.name,
         dtypes=dtypes,
-        function=_differentiated(target, _KINDS[op]),
+        function=_differentiated(target, row.gradient),
         parameters={n: n for n in names},
-        required=frozenset(INPUTS[op]) | (target.required & OPTIONS[op]),
+        required=frozenset(row.inputs) | (target.required & row.parameters),
         forward=target,
         counterpart=None,
     )
@@ -80,16 +74,16 @@ def with_gradients(found: list[Target], *, op: str | None = None) -> list[Target
     return [t for t in made if op in (None, t.op)]
 
 
-def _differentiated(target: Target, kind: _Kind) -> Callable[..., dict[str, Any]]:
+def _differentiated(target: Target, wiring: Gradient) -> Callable[..., dict[str, Any]]:
     def gradient(**given: Any) -> dict[str, Any]:
         import torch
 
         given |= _unasked(target, given)
-        cotangent = given.pop(kind.cotangent)
-        if kind.linear:
-            given |= {n: torch.zeros_like(cotangent) for n in kind.inputs}
-        leaves = {kind.gradients[n]: _leaf(given, n) for n in kind.inputs}
-        for option, output in kind.options.items():
+        cotangent = given.pop(wiring.cotangent)
+        # An op that is linear in its input has a gradient that does not take it: zeros stand for it.
+        given |= {n: torch.zeros_like(cotangent) for n in wiring.inputs if n not in given}
+        leaves = {output: _leaf(given, n) for n, output in wiring.inputs.items()}
+        for option, output in wiring.options.items():
             if given.get(option) is not None and given[option].is_floating_point():
                 leaves[output] = _leaf(given, option)
         own = target.parameters
@@ -109,13 +103,14 @@ def _differentiated(target: Target, kind: _Kind) -> Callable[..., dict[str, Any]
 
 def _unasked(target: Target, given: Mapping[str, Any]) -> dict[str, Any]:
     """What the function requires, and the op of its gradient does not know: no LSE, factors of 1, no dropout."""
-    names = [n for n in target.required if n not in given and n not in INPUTS[target.op]]
-    return {n: _ones(given) if n in DESCALES else USUAL.get(n, False) for n in names}
+    import torch
 
-
-def _ones(given: Mapping[str, Any]) -> Any:
-    """[B, Hkv] float32."""
-    return given["k"].new_ones(given["k"].shape[:2]).float()
+    row = target.row
+    names = [n for n in target.required if n not in given and n not in row.inputs]
+    # Of the arrays only shapes are read, which tensors have too.
+    values = {n: row.usual_value(n, Case(row.name, given)) for n in names}
+    device = next(iter(given.values())).device
+    return {n: torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for n, v in values.items()}
 
 
 def _leaf(given: dict[str, Any], name: str) -> Any:

@@ -10,10 +10,9 @@ from typing import Any
 from oracle.contract.constants import accumulation_error, constants, dot_error, rescale_error, row_sum_error
 from oracle.contract.contract import Contract, UnknownContract
 from oracle.contract.presets import declared_forms
-from oracle.formats import FORMATS, input_formats
-from targets.calling.conventions import wrong_convention
+from oracle.formats import FORMATS
+from oracle.ops.table import op_named, ops
 from targets.calling.frameworks import FRAMEWORKS
-from targets.calling.signature import INPUTS
 
 METADATA = (
     "op",
@@ -49,10 +48,12 @@ def problems(meta: Any, op: str) -> list[str]:
     if not isinstance(meta, Mapping):
         return [f"__attn_oracle__ is {type(meta).__name__}, not a dict"]
     found = [f"unknown metadata key {key!r}; known: {', '.join(METADATA)}" for key in meta if key not in METADATA]
-    if meta.get("op", op) not in tuple(INPUTS):
-        found.append(f"unknown op {meta['op']!r}; known: {', '.join(INPUTS)}")
-    known_op = meta.get("op", op) in tuple(INPUTS)
-    for key, known in (("dtypes", input_formats(meta.get("op", op) if known_op else op)), ("devices", DEVICES)):
+    if meta.get("op", op) in tuple(ops()):
+        formats = op_named(meta.get("op", op)).formats
+    else:
+        found.append(f"unknown op {meta['op']!r}; known: {', '.join(ops())}")
+        formats = op_named(op).formats
+    for key, known in (("dtypes", formats), ("devices", DEVICES)):
         found += _wrong_names(key, meta.get(key, known), known)
     if meta.get("framework", "torch") not in FRAMEWORKS:
         found.append(f"unknown framework {meta['framework']!r}; known: {', '.join(FRAMEWORKS)}")
@@ -69,6 +70,20 @@ def problems(meta: Any, op: str) -> list[str]:
         if not isinstance(meta.get(key, ""), str | None)
     ]
     return found
+
+
+def wrong_convention(op: str, name: str, value: object) -> str:
+    """What is wrong with stating ``name`` = ``value``, in one line that lists the valid ones; empty if nothing is.
+
+    A convention is a published choice, never a failure; contradicting the stated one is. `grouped_heads` and
+    `unequal_value_dim` are limits.
+    """
+    known = op_named(op).conventions
+    if name not in known:
+        return f"unknown convention {name!r} for {op}; known: {', '.join(known) or 'none'}"
+    if value not in known[name]:
+        return f"unknown value {value!r} of convention {name}; known: {', '.join(known[name])}"
+    return ""
 
 
 def _wrong_names(key: str, value: Any, known: tuple[str, ...]) -> list[str]:

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from targets.calling.gradient import BACKWARD, SUFFIX, with_gradients
+from targets.calling.gradient import SUFFIX, forward_of, with_gradients
 from targets.calling.target import BadTarget, Target, one_line, target_from
 
 ENTRY_POINTS = "attn_oracle.targets"
@@ -121,7 +121,7 @@ def resolve_all(specs: Sequence[str], *, op: str | None = None) -> list[Target]:
 
 def _resolved(spec: str, op: str | None) -> Target:
     """`resolve`, where a function that does not take a backward op's arguments may still be one of its forward op."""
-    forward = next((name for name, backward in BACKWARD.items() if backward == op), None)
+    forward = forward_of(op)
     if forward is None:
         return resolve(spec, op=op)
     try:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from oracle.ops.table import op_named, ops
+
 ALIASES: dict[str, tuple[str, ...]] = {
     "q": ("query",),
     "k": ("key",),
@@ -26,72 +28,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "dy": ("grad_output", "grad"),
     "x": ("input", "logits", "scores"),
 }
-# Parameters that identify each op, most specific first.
-SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
-    ("mla_backward", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv", "do"})),
-    ("mla", frozenset({"q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"})),
-    ("attention_backward", frozenset({"q", "k", "v", "do"})),
-    ("attention_varlen", frozenset({"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"})),
-    ("attention_paged", frozenset({"q", "k_cache", "v_cache", "block_table", "cache_seqlens"})),
-    ("attention", frozenset({"q", "k", "v"})),
-    ("mla_block", frozenset({"x", "positions", "w_dkv", "w_uk", "w_uv", "w_kr", "w_dq", "w_uq", "w_qr", "w_o"})),
-    ("gqa_block", frozenset({"x", "w_q", "w_k", "w_v", "w_o", "cos", "sin"})),
-    ("rope_apply", frozenset({"x", "cos", "sin"})),
-    ("rope", frozenset({"x", "positions"})),
-    ("rope_backward", frozenset({"dy", "positions"})),
-    ("softmax_backward", frozenset({"y", "dy"})),
-)
-UNARY = ("softmax", "log_softmax", "logsumexp")
-INPUTS: dict[str, tuple[str, ...]] = {
-    "attention": ("q", "k", "v"),
-    "attention_backward": ("q", "k", "v", "do"),
-    "attention_varlen": ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
-    "attention_paged": ("q", "k_cache", "v_cache", "block_table", "cache_seqlens"),
-    "mla": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv"),
-    "mla_backward": ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv", "do"),
-    "mla_block": ("x", "positions", "w_dkv", "w_uk", "w_uv", "w_kr", "w_dq", "w_uq", "w_qr", "w_o"),
-    "gqa_block": ("x", "w_q", "w_k", "w_v", "w_o", "cos", "sin"),
-    "rope": ("x", "positions"),
-    "rope_backward": ("dy", "positions"),
-    "rope_apply": ("x", "cos", "sin"),
-    "softmax": ("x",),
-    "softmax_backward": ("y", "dy"),
-    "log_softmax": ("x",),
-    "logsumexp": ("x",),
-}
-OUTPUTS: dict[str, tuple[str, ...]] = {
-    "attention": ("out", "lse"),
-    "attention_backward": ("dq", "dk", "dv", "dbias", "dsinks"),
-    "attention_varlen": ("out", "lse"),
-    "attention_paged": ("out", "lse"),
-    "mla": ("out", "lse"),
-    "rope_backward": ("dx",),
-    "softmax_backward": ("dx",),
-    "mla_backward": ("dq_nope", "dq_pe", "dc_kv", "dk_pe", "dw_uk", "dw_uv"),
-}
-_ATTENTION = frozenset({"scale", "is_causal", "attn_mask", "window_size", "softcap", "alibi_slopes", "sinks"})
-OPTIONS: dict[str, frozenset[str]] = {
-    "attention": _ATTENTION | {"return_lse", "q_descale", "k_descale", "v_descale"},
-    "attention_backward": _ATTENTION,
-    "attention_varlen": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
-    "attention_paged": (_ATTENTION - {"attn_mask"}) | {"return_lse"},
-    "mla": frozenset({"scale", "is_causal", "return_lse"}),
-    "mla_backward": frozenset({"scale", "is_causal"}),
-    "mla_block": frozenset({"base", "layout", "scaling", "scale", "norm_kv", "norm_q", "eps", "num_heads"}),
-    "gqa_block": frozenset({"num_heads", "num_kv_heads"}),
-    "rope": frozenset({"base", "layout", "rotary_dim", "scaling"}),
-    "rope_backward": frozenset({"base", "layout", "rotary_dim", "scaling"}),
-    "rope_apply": frozenset({"layout"}),
-    "softmax": frozenset(),
-    "softmax_backward": frozenset(),
-    "log_softmax": frozenset(),
-    "logsumexp": frozenset(),
-}
-EXTRAS: dict[str, frozenset[str]] = {
-    "attention": frozenset({"dropout_p", "seed", "training", "num_splits"}),
-    "attention_varlen": frozenset({"max_seqlen_q", "max_seqlen_k"}),
-}
-"""Parameters that are no options of the op: what it means does not depend on them, or they follow from its inputs."""
 _CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 
 
@@ -113,19 +49,21 @@ def read(function: Callable[..., Any], spec: str, *, op: str | None = None, name
     signature = _signature(function)
     if signature is None or _is_opaque(signature):
         if op is None:
-            raise BadTarget(f"{spec} has no parameters that say its op; name it with --op: {', '.join(INPUTS)}")
+            raise BadTarget(f"{spec} has no parameters that say its op; name it with --op: {', '.join(ops())}")
         by_name = signature is not None and not _has(signature, inspect.Parameter.VAR_POSITIONAL)
-        return Reading(op, {n: n if by_name else None for n in INPUTS[op]}, frozenset(INPUTS[op]))
+        inputs = op_named(op).inputs
+        return Reading(op, {n: n if by_name else None for n in inputs}, frozenset(inputs))
     own = _own_parameters(signature, spec)
     guessed = op is None
     op = op or _guess(own, name, spec)
     own = _by_position(own, op, signature, spec)
-    known = {*INPUTS[op], *OPTIONS[op], *EXTRAS.get(op, ())}
+    row = op_named(op)
+    known = {*row.inputs, *row.parameters, *row.extras}
     required = frozenset(n for n, p in own.items() if p.default is inspect.Parameter.empty)
     strange = sorted(n for n in required if n not in known)
     if strange:
         because = f"{spec} looks like {op}, but" if guessed else f"{spec}:"
-        others = ", ".join(o for o in INPUTS if o != op)
+        others = ", ".join(o for o in ops() if o != op)
         raise BadTarget(
             f"{because} its required parameter {strange[0]!r} is unknown; {op} knows {', '.join(sorted(known))}; "
             f"other ops for --op: {others}"
@@ -169,13 +107,16 @@ def _own_parameters(signature: inspect.Signature, spec: str) -> dict[str, inspec
 
 
 def _guess(own: dict[str, inspect.Parameter], name: str, spec: str) -> str:
-    op = next((candidate for candidate, needed in SIGNATURES if needed <= set(own)), None)
+    # Most specific first; of ops with one input, which may be anything, the function's name tells which.
+    known = sorted(ops().values(), key=lambda row: -len(row.inputs))
+    op = next((row.name for row in known if len(row.inputs) > 1 and set(row.inputs) <= set(own)), None)
     required = [n for n, p in own.items() if p.default is inspect.Parameter.empty]
     if op is None and own and (len(required) <= 1 or required[0] == "x"):
-        op = next((unary for unary in sorted(UNARY, key=len, reverse=True) if unary in name), None)
+        unary = sorted((row.name for row in known if len(row.inputs) == 1), key=len, reverse=True)
+        op = next((candidate for candidate in unary if candidate in name), None)
     if op is None:
         names = ", ".join(p.name for p in own.values())
-        raise BadTarget(f"{spec}({names}) fits no op; name one with --op: {', '.join(INPUTS)}")
+        raise BadTarget(f"{spec}({names}) fits no op; name one with --op: {', '.join(ops())}")
     return op
 
 
@@ -183,7 +124,7 @@ def _by_position(
     own: dict[str, inspect.Parameter], op: str, signature: inspect.Signature, spec: str
 ) -> dict[str, inspect.Parameter]:
     """``own`` with parameters of other names standing for the op's inputs, in the op's order."""
-    inputs = INPUTS[op]
+    inputs = op_named(op).inputs
     missing = [n for n in inputs if n not in own]
     if not missing:
         return own

@@ -18,18 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.ops.attention.case import CHOICES
+from oracle.ops.op import Op
+from oracle.ops.table import op_named, ops
 from targets.calling import frameworks
 from targets.calling.deadline import Overdue, deadline
 from targets.calling.metadata import DEVICES, metadata, problems
-from targets.calling.signature import EXTRAS, INPUTS, OPTIONS, OUTPUTS, BadTarget, read
+from targets.calling.signature import BadTarget, read
 
-__all__ = ["INPUTS", "OPTIONS", "OUTPUTS", "BadTarget", "Observed", "Session", "Target", "run", "target_from"]
+__all__ = ["BadTarget", "Observed", "Session", "Target", "run", "target_from"]
 
-USUAL = {"base": 10000.0, "layout": "half", "dropout_p": 0.0, "seed": 0, "training": False, "num_splits": 1}
-"""What a required parameter gets that a case does not set."""
-# Names of options that fix what a case means without being passed to the function.
-CONVENTION_OPTIONS = frozenset(CHOICES)
 # Calls that died or did not end, after which a target is not called again.
 PATIENCE = 3
 
@@ -80,28 +77,22 @@ class Target:
     forward: Target | None = None
     gradients: bool = True
 
+    @property
+    def row(self) -> Op:
+        """All that is true of its op."""
+        return op_named(self.op)
+
     def lacks(self, case: Case) -> tuple[str, ...]:
         """Options set in the case that this target has no parameter for."""
+        row = self.row
         return tuple(
             name
             for name, value in case.options.items()
             if name not in self.parameters
-            and name not in CONVENTION_OPTIONS
+            and name not in row.meanings
             and self.conventions.get(name) != value
-            and not _is_default(name, value)
+            and not row.is_default(name, value)
         )
-
-
-def _is_default(name: str, value: Any) -> bool:
-    defaults = {
-        "is_causal": False,
-        "scale": None,
-        "attn_mask": None,
-        "return_lse": False,
-        "base": 10000.0,
-        "layout": "half",
-    }
-    return value is None or (name in defaults and not isinstance(value, np.ndarray) and value == defaults[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +118,8 @@ def target_from(
     meta = metadata(function)
     called = name or spec.rpartition(":")[2]
     asked = op or (meta.get("op") if isinstance(meta, Mapping) else None)
-    if asked is not None and asked not in tuple(INPUTS):
-        raise BadTarget(f"{spec}: unknown op {asked!r}; known: {', '.join(INPUTS)}")
+    if asked is not None and asked not in tuple(ops()):
+        raise BadTarget(f"{spec}: unknown op {asked!r}; known: {', '.join(ops())}")
     reading = read(function, spec, op=asked, name=getattr(function, "__name__", called))
     for problem in problems(meta, reading.op):
         raise BadTarget(f"{spec}: {problem}")
@@ -187,7 +178,7 @@ def run(
         text = f"not called, because {count} calls of this target died or did not end (last: {last})"
         return Observed({}, ("given up", text))
     bridge = frameworks.bridge(target.framework)
-    names = INPUTS[target.op]
+    names = target.row.inputs
     guards = {n: frameworks.GuardBytes(case.arrays[n]) for n in names} if guarded and device == "cpu" else {}
     inputs = {
         n: bridge.adopt(guards[n].inside) if n in guards else bridge.to_native(case.arrays[n], device) for n in names
@@ -229,12 +220,7 @@ def run(
     broken = next((n for n, guard in guards.items() if not guard.intact()), None)
     if broken is not None:
         return Observed(outputs, ("overrun", f"memory next to input {broken} was written"), elapsed)
-    # A rotation by angle zero may hand its input back.
-    shared = (
-        None
-        if target.op in ("rope", "rope_backward", "rope_apply")
-        else bridge.shares_memory(result, list(inputs.values()))
-    )
+    shared = None if target.row.may_alias else bridge.shares_memory(result, list(inputs.values()))
     if shared is not None:
         return Observed(outputs, ("aliased", f"an output shares memory with input {names[shared]}"), elapsed)
     return Observed(outputs, None, elapsed)
@@ -251,7 +237,8 @@ def one_line(error: BaseException) -> str:
 
 def _arguments(target: Target, case: Case) -> dict[str, Any]:
     given: dict[str, Any] = {}
-    for name in sorted(OPTIONS[target.op] | EXTRAS.get(target.op, frozenset())):
+    row = target.row
+    for name in sorted(row.parameters | set(row.extras)):
         if target.parameters.get(name) is None:
             continue
         value = case.options.get(name)
@@ -259,33 +246,16 @@ def _arguments(target: Target, case: Case) -> dict[str, Any]:
             value = True
         elif name == "is_causal":
             value = bool(value)
-        elif name in ("max_seqlen_q", "max_seqlen_k"):
-            value = _longest(case, name)
-        elif value is None and name in target.required:
-            value = _required_default(target.op, name, case)
+        # What follows from the inputs is given whether it is required or not.
+        elif value is None and (name in target.required or callable(row.extras.get(name))):
+            value = row.usual_value(name, case)
         if value is not None or name in target.required:
             given[name] = value
     return given
 
 
-def _longest(case: Case, name: str) -> int:
-    """The longest of a packed case's sequences, which a function may ask for beside their prefix sums."""
-    return int(np.diff(case.arrays[name.replace("max_seqlen", "cu_seqlens")]).max(initial=0))
-
-
-def _required_default(op: str, name: str, case: Case) -> Any:
-    if name == "scale":
-        width = sum(case.arrays[n].shape[-1] for n in (("q_nope", "q_pe") if op.startswith("mla") else ("q",)))
-        return 1.0 / float(np.sqrt(width))
-    if name == "rotary_dim":
-        return case.arrays[INPUTS[op][0]].shape[-1]
-    if name.endswith("_descale"):
-        return np.ones((case.arrays["k"].shape[0], case.arrays["k"].shape[1]), dtype=np.float32)
-    return USUAL.get(name)
-
-
 def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str, NDArray[Any]]:
-    names = OUTPUTS.get(target.op, ("out",))
+    names = target.row.outputs
     if isinstance(result, Mapping):
         items = [(n, result[n]) for n in names if n in result]
     else:

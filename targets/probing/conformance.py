@@ -18,11 +18,12 @@ import numpy as np
 from oracle.contract.contract import resolved
 from oracle.contract.presets import declared_forms
 from oracle.formats import FORMATS
-from oracle.ops.table import op_named
+from oracle.ops.table import ops
 from targets.calling.metadata import metadata, problems
-from targets.calling.signature import INPUTS, BadTarget, read
+from targets.calling.signature import BadTarget, read
 from targets.calling.target import Target, target_from
-from targets.probing.probes import asked_of, contradictions, tiny_case
+from targets.probing.probes import asked_of, contradictions
+from targets.probing.tiny import tiny_case
 
 
 def check_target(function: Target | Callable[..., Any], *, op: str | None = None, device: str = "cpu") -> list[str]:
@@ -37,7 +38,7 @@ def check_target(function: Target | Callable[..., Any], *, op: str | None = None
         meta = metadata(function)
         try:
             asked = op or (meta.get("op") if isinstance(meta, Mapping) else None)
-            found = problems(meta, asked if asked in tuple(INPUTS) else read(function, spec, name=spec).op)
+            found = problems(meta, asked if asked in tuple(ops()) else read(function, spec, name=spec).op)
             if found:
                 return found
             target = target_from(function, spec=spec, op=op)
@@ -58,7 +59,7 @@ def _wrong_call(target: Target, dtype: str, device: str) -> list[str]:
     case = tiny_case(target.op, dtype, width=asked.width)
     if seen.fault is not None:
         return [f"a call with {case.describe()} failed: {seen.fault[0]}: {seen.fault[1]}"]
-    shapes = op_named(target.op).output_shapes(case)
+    shapes = target.row.output_shapes(case)
     wrong = [
         f"{name} has shape {list(value.shape)}, expected {list(shapes[name])}"
         for name, value in seen.outputs.items()
@@ -67,7 +68,7 @@ def _wrong_call(target: Target, dtype: str, device: str) -> list[str]:
     contract = dict(target.contract) if isinstance(target.contract, Mapping) else target.contract
     output = declared_forms(target.op, contract, dtype)[0].output
     expected = np.dtype(resolved(output, FORMATS[dtype]).dtype)
-    for name in op_named(target.op).required_outputs(case):
+    for name in target.row.required_outputs(case):
         if name in seen.outputs and seen.outputs[name].dtype != expected:
             wrong.append(f"{name} has dtype {seen.outputs[name].dtype}, expected {expected}")
     return wrong

@@ -18,7 +18,7 @@ from properties.diagnosis.engine import diagnose
 from properties.judge.verdict import Verdict
 from properties.ops.gradients.backward_pass import Outputs, Pass, computed
 from properties.ops.gradients.defects import hypotheses, stages
-from properties.property import properties_for
+from properties.ops.table import properties_for
 from properties.search import judge
 from properties.subject import PROFILES, Subject, subject_for
 from targets.calling.registry import resolve

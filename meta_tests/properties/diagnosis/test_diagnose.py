@@ -29,7 +29,8 @@ from properties.diagnosis.where import pattern, where_wrong
 from properties.judge.verdict import BAD, Verdict
 from properties.message import failure_message
 from properties.ops.rope.table import APPLY_PROPERTIES
-from properties.property import Property, no_edges, properties_for
+from properties.ops.table import properties_for
+from properties.property import Property, no_edges
 from properties.record import Record
 from properties.search import examine, hunt
 from properties.subject import Profile, Subject, subject_for
@@ -40,7 +41,8 @@ from targets.honest import rope as honest_rope
 from targets.honest import softmax as honest_softmax
 from targets.honest.table import HONEST
 from targets.mutants.table import Mutant, mutant_named, mutants
-from targets.probing.probes import probe, tiny_case
+from targets.probing.probes import probe
+from targets.probing.tiny import tiny_case
 
 PROFILE = Profile("test", 8, 0.3, 512)
 

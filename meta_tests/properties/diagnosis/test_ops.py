@@ -22,7 +22,7 @@ from properties.diagnosis.engine import diagnose, table_of
 from properties.diagnosis.match import match
 from properties.judge.pipeline import certify
 from properties.judge.verdict import BAD, Verdict
-from properties.property import properties_for
+from properties.ops.table import properties_for
 from properties.search import judge
 from properties.subject import Input, Profile, Subject, subject_for
 from targets.calling.registry import resolve

@@ -1,6 +1,6 @@
 """Attention as a case: shapes, visibility (causal, window, boolean mask), options, and the evaluation of one head.
 
-Options (OPS): scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float), window_size
+Options: scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float), window_size
 (left, right; -1 is unbounded), softcap, alibi_slopes [Hq] or [B, Hq], sinks [Hq]. Query head h reads KV head
 h // (Hq / Hkv). What implementations publish differently is an option too:
 
@@ -29,7 +29,6 @@ from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import formula as attention
-from oracle.ops.op import Op
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "causal_alignment": ("top_left", "bottom_right"),
@@ -389,19 +388,3 @@ def blocks(case: Case) -> list[tuple[int, ...]]:
 def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
     b, h, sq = case.arrays["q"].shape[:3]
     return {"out": (b, h, sq, case.arrays["v"].shape[-1]), "lse": (b, h, sq)}
-
-
-OPS = (
-    Op(
-        name="attention",
-        inputs=("q", "k", "v"),
-        outputs=("out", "lse"),
-        options=OPTIONS,
-        blocks=blocks,
-        row_count=lambda case, key=(): int(case.arrays["q"].shape[2]),
-        evaluate=evaluate,
-        output_shapes=output_shapes,
-        model=model,
-        width=lambda case, key: int(case.arrays["k"].shape[2]),
-    ),
-)

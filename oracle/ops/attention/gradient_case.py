@@ -22,10 +22,18 @@ from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient as backward
 from oracle.ops.attention.gradient import PLAIN, Order
-from oracle.ops.op import Op
+from oracle.ops.attention.row import ARRAYS, CONVENTIONS, NOT_DESCALED, scale_of
+from oracle.ops.op import Array, Gradient, Op
 
 DQ, DKV, DBIAS, DSINKS = range(4)
-OUTPUTS = ("dq", "dk", "dv", "dbias", "dsinks")
+RESULTS = {
+    "dq": "B Hq Sq D",
+    "dk": "B Hkv Sk D",
+    "dv": "B Hkv Sk Dv",
+    "dbias": "of attn_mask",
+    "dsinks": "Hq",
+}
+OUTPUTS = tuple(RESULTS)
 HELD = {DQ: ("dq",), DKV: ("dk", "dv"), DBIAS: ("dbias",), DSINKS: ("dsinks",)}
 
 
@@ -255,9 +263,15 @@ def needed(case: Case) -> tuple[str, ...]:
 OPS = (
     Op(
         name="attention_backward",
-        inputs=("q", "k", "v", "do"),
-        outputs=OUTPUTS,
-        options=attention_case.OPTIONS,
+        family="attention",
+        arrays={**ARRAYS, "do": Array("B Hq Sq Dv")},
+        results=RESULTS,
+        options=NOT_DESCALED,
+        conventions=CONVENTIONS,
+        usual={"scale": scale_of("q")},
+        gradient=Gradient(
+            "attention", "do", {"q": "dq", "k": "dk", "v": "dv"}, {"attn_mask": "dbias", "sinks": "dsinks"}
+        ),
         blocks=blocks,
         row_count=row_count,
         evaluate=evaluate,
@@ -265,6 +279,5 @@ OPS = (
         model=model,
         width=width,
         needed=needed,
-        gradients_of={"dbias": "attn_mask", "dsinks": "sinks"},
     ),
 )

@@ -26,9 +26,18 @@ from oracle.ops.attention import case as attention_case
 from oracle.ops.attention.formula import Attended
 from oracle.ops.blocks import gqa as gqa_block
 from oracle.ops.blocks.gqa import Side, Weights
-from oracle.ops.op import Op
+from oracle.ops.op import Array, Op, Tiny
 
-INPUTS = ("x", "w_q", "w_k", "w_v", "w_o", "cos", "sin")
+ARRAYS = {
+    "x": Array("B S E"),
+    "w_q": Array("Hq*d E", "weight"),
+    "w_k": Array("Hkv*d E", "weight"),
+    "w_v": Array("Hkv*d E", "weight"),
+    "w_o": Array("E' Hq*d", "weight"),
+    "cos": Array("S d/2", "cos"),
+    "sin": Array("S d/2", "sin"),
+}
+INPUTS = tuple(ARRAYS)
 OPTIONS: dict[str, Any] = {"num_heads": None, "num_kv_heads": None}
 PARTS = ("scores", "shift", "total", "lse", "out")
 
@@ -62,9 +71,9 @@ def sizes(case: Case) -> Sizes:
 def check(case: Case) -> None:
     """ValueError, naming the argument, unless shapes and options fit together."""
     a = case.arrays
-    for name, count in zip(INPUTS, (3, 2, 2, 2, 2, 2, 2), strict=True):
-        if a[name].ndim != count:
-            raise ValueError(f"{name} must have {count} dimensions, got shape {list(a[name].shape)}")
+    for name, array in ARRAYS.items():
+        if a[name].ndim != len(array.axes):
+            raise ValueError(f"{name} must have {len(array.axes)} dimensions, got shape {list(a[name].shape)}")
         format_of(a[name])
     unknown = sorted(set(case.options) - set(OPTIONS))
     if unknown:
@@ -178,9 +187,11 @@ def blocks(case: Case) -> list[tuple[int, ...]]:
 OPS = (
     Op(
         name="gqa_block",
-        inputs=INPUTS,
-        outputs=("out",),
+        family="attention",
+        arrays=ARRAYS,
+        results={"out": "B S E'"},
         options=OPTIONS,
+        tiny=Tiny(counts={"Hq": 2, "Hkv": 1}, options={"num_heads": 2, "num_kv_heads": 1}),
         blocks=blocks,
         row_count=lambda case, key=(): int(case.arrays["x"].shape[1]),
         evaluate=evaluate,

@@ -34,13 +34,25 @@ from oracle.ops.attention import formula as attention
 from oracle.ops.blocks import mla as mla_block
 from oracle.ops.blocks.gqa_case import PARTS
 from oracle.ops.blocks.mla import Latents, Norm, Side, Weights
-from oracle.ops.op import Op
+from oracle.ops.op import Array, Op, Tiny, check_dims
 from oracle.ops.rope import formula as rope
 from oracle.ops.rope.case import Rotation, length_of
 from oracle.ops.rope.parameters import read_scaling
 from oracle.ops.rope.scaling import softmax_factor
 
-INPUTS = ("x", "positions", "w_dkv", "w_uk", "w_uv", "w_kr", "w_dq", "w_uq", "w_qr", "w_o")
+ARRAYS = {
+    "x": Array("B S E"),
+    "positions": Array("S", "positions"),
+    "w_dkv": Array("d_c E", "weight"),
+    "w_uk": Array("H d_h d_c", "weight"),
+    "w_uv": Array("H d_v d_c", "weight"),
+    "w_kr": Array("d_r E", "weight"),
+    "w_dq": Array("d_cq E", "weight"),
+    "w_uq": Array("H d_h d_cq", "weight"),
+    "w_qr": Array("H d_r d_cq", "weight"),
+    "w_o": Array("E' H*d_v", "weight"),
+}
+INPUTS = tuple(ARRAYS)
 NORMS = ("norm_kv", "norm_q")
 OPTIONS: dict[str, Any] = {
     "base": 10000.0,
@@ -52,33 +64,16 @@ OPTIONS: dict[str, Any] = {
     "eps": 1e-6,
     "num_heads": None,
 }
-_SHAPES = {
-    "x": "[B, S, E]",
-    "w_dkv": "[d_c, E]",
-    "w_uk": "[H, d_h, d_c]",
-    "w_uv": "[H, d_v, d_c]",
-    "w_kr": "[d_r, E]",
-    "w_dq": "[d_cq, E]",
-    "w_uq": "[H, d_h, d_cq]",
-    "w_qr": "[H, d_r, d_cq]",
-}
 TABLE_BITS = 160
 
 
 def check(case: Case) -> None:
     """ValueError, naming the argument, unless shapes and options fit together."""
-    # Every letter of the expected shapes means one number: the first array that says otherwise is named.
-    known: dict[str, tuple[int, str]] = {}
-    for name, expected in _SHAPES.items():
-        array, letters = case.arrays[name], expected.strip("[]").split(", ")
-        format_of(array)
-        if array.ndim != len(letters):
-            raise ValueError(f"{name} must be {expected}, got shape {list(array.shape)}")
-        for letter, size in zip(letters, array.shape, strict=True):
-            first, owner = known.setdefault(letter, (size, name))
-            if size != first:
-                raise ValueError(f"{name} has {letter} = {size}, but {owner} has {letter} = {first}")
-    size = {letter: number for letter, (number, _) in known.items()}
+    # The others are named by products of axes, or in two ways.
+    plain = [name for name in INPUTS if name not in ("positions", "w_o")]
+    for name in plain:
+        format_of(case.arrays[name])
+    size = check_dims(ARRAYS, case, plain)
     w_o, positions = case.arrays["w_o"], case.arrays["positions"]
     if w_o.ndim != 2 or w_o.shape[1] != size["H"] * size["d_v"]:
         raise ValueError(f"w_o must be [E', H d_v] = [E', {size['H'] * size['d_v']}], got shape {list(w_o.shape)}")
@@ -278,9 +273,11 @@ def blocks(case: Case) -> list[tuple[int, ...]]:
 OPS = (
     Op(
         name="mla_block",
-        inputs=INPUTS,
-        outputs=("out",),
+        family="attention",
+        arrays=ARRAYS,
+        results={"out": "B S E'"},
         options=OPTIONS,
+        tiny=Tiny(widths={"d_c": 2}, counts={"H": 2}, options={"num_heads": 2}),
         blocks=blocks,
         row_count=lambda case, key=(): int(case.arrays["x"].shape[1]),
         evaluate=evaluate,

@@ -15,6 +15,7 @@ enclosures and bounds. Options are those of attention but attn_mask; alibi_slope
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +28,11 @@ from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.formats import Float64Array
 from oracle.ops.attention import case as attention_case
-from oracle.ops.op import Op
+from oracle.ops.attention.row import CONVENTIONS, NOT_DESCALED, mean_of_values, scale_of
+from oracle.ops.op import Array, Op, Tiny
 
 NAMES = VARLEN, PAGED = "attention_varlen", "attention_paged"
-OPTIONS: dict[str, Any] = {name: value for name, value in attention_case.OPTIONS.items() if name != "attn_mask"}
+OPTIONS: dict[str, Any] = {name: value for name, value in NOT_DESCALED.items() if name != "attn_mask"}
 
 
 def sequences(case: Case) -> int:
@@ -201,22 +203,67 @@ def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
     return {"out": (q[0], q[1], case.arrays["v"].shape[2]), "lse": (q[1], q[0])}
 
 
-def _op(name: str, inputs: tuple[str, ...]) -> Op:
+def _op(name: str, arrays: Mapping[str, Array], *, results: Mapping[str, str], **more: Any) -> Op:
     return Op(
         name=name,
-        inputs=inputs,
-        outputs=("out", "lse"),
-        options=OPTIONS,
+        family="attention",
+        arrays=arrays,
+        results=results,
+        usual={"scale": scale_of("q")},
+        trivial=lambda case, block: mean_of_values(dense(case, block.key[0]), replace(block, key=(0, block.key[1]))),
         blocks=blocks,
         row_count=row_count,
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
         width=lambda case, key: max(1, key_count(case, key[0])),
+        **more,
     )
 
 
+def _longest(name: str) -> Callable[[Case], int]:
+    """The longest of a packed case's sequences, which a function may ask for beside their prefix sums."""
+    return lambda case: int(np.diff(case.arrays[name]).max(initial=0))
+
+
+def _integers_of(**values: Any) -> dict[str, NDArray[np.int32]]:
+    return {name: np.array(value, dtype=np.int32) for name, value in values.items()}
+
+
 OPS = (
-    _op(VARLEN, ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")),
-    _op(PAGED, ("q", "k_cache", "v_cache", "block_table", "cache_seqlens")),
+    _op(
+        VARLEN,
+        {
+            "q": Array("total_q Hq D"),
+            "k": Array("total_k Hkv D"),
+            "v": Array("total_k Hkv Dv"),
+            "cu_seqlens_q": Array("N+1", "index"),
+            "cu_seqlens_k": Array("N+1", "index"),
+        },
+        results={"out": "total_q Hq Dv", "lse": "Hq total_q"},
+        options=OPTIONS,
+        conventions=CONVENTIONS,
+        extras={"max_seqlen_q": _longest("cu_seqlens_q"), "max_seqlen_k": _longest("cu_seqlens_k")},
+        tiny=Tiny(
+            given=lambda size: _integers_of(cu_seqlens_q=[0, size["total_q"]], cu_seqlens_k=[0, size["total_k"]])
+        ),
+    ),
+    _op(
+        PAGED,
+        {
+            "q": Array("B Hq Sq D"),
+            "k_cache": Array("pages page_size Hkv D"),
+            "v_cache": Array("pages page_size Hkv Dv"),
+            "block_table": Array("B max_blocks", "index"),
+            "cache_seqlens": Array("B", "index"),
+        },
+        results={"out": "B Hq Sq Dv", "lse": "B Hq Sq"},
+        options={**OPTIONS, "causal_alignment": "bottom_right"},
+        conventions={**CONVENTIONS, "causal_alignment": ("bottom_right",)},
+        # The second of two pages is used.
+        tiny=Tiny(
+            counts={"pages": 2, "page_size": 16, "max_blocks": 1},
+            given=lambda size: _integers_of(block_table=[[1]], cache_seqlens=[size["Sk"]]),
+        ),
+    ),
 )

@@ -1,6 +1,6 @@
 """MLA as a case: shapes, causal visibility, options, and the evaluation of one head.
 
-Options (OPS): scale (None: 1/sqrt(d_h + d_r)), is_causal, causal_alignment (``top_left`` or ``bottom_right``;
+Options: scale (None: 1/sqrt(d_h + d_r)), is_causal, causal_alignment (``top_left`` or ``bottom_right``;
 matters only where Sq != Sk). Arrays: q_nope [B, H, Sq, d_h], q_pe [B, H, Sq, d_r], c_kv [B, Sk, d_c], k_pe
 [B, Sk, d_r] (one for all heads), w_uk [H, d_h, d_c], w_uv [H, d_v, d_c]. Outputs: out [B, H, Sq, d_v], lse
 [B, H, Sq] (natural logarithm).
@@ -25,34 +25,26 @@ from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import formula as attention
+from oracle.ops.attention.row import SCORES, scale_of
 from oracle.ops.mla import formula as mla
-from oracle.ops.op import Op
+from oracle.ops.op import Array, Op, Tiny, check_dims
 
-INPUTS = ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv")
-OPTIONS: dict[str, Any] = {"scale": None, "is_causal": False, "causal_alignment": "top_left"}
-_SHAPES = {
-    "q_nope": "[B, H, Sq, d_h]",
-    "q_pe": "[B, H, Sq, d_r]",
-    "c_kv": "[B, Sk, d_c]",
-    "k_pe": "[B, Sk, d_r]",
-    "w_uk": "[H, d_h, d_c]",
-    "w_uv": "[H, d_v, d_c]",
+ARRAYS = {
+    "q_nope": Array("B H Sq d_h"),
+    "q_pe": Array("B H Sq d_r"),
+    "c_kv": Array("B Sk d_c"),
+    "k_pe": Array("B Sk d_r"),
+    "w_uk": Array("H d_h d_c", "weight"),
+    "w_uv": Array("H d_v d_c", "weight"),
 }
+INPUTS = tuple(ARRAYS)
+TINY = Tiny(widths={"d_r": 0.5, "d_c": 2})
+OPTIONS: dict[str, Any] = {"scale": None, "is_causal": False, "causal_alignment": "top_left"}
 
 
 def check(case: Case) -> None:
     """ValueError, naming the argument, unless shapes and options fit together."""
-    for name, expected in _SHAPES.items():
-        array = case.arrays[name]
-        if array.ndim != expected.count(",") + 1:
-            raise ValueError(f"{name} must be {expected}, got shape {list(array.shape)}")
-    # Every letter of the expected shapes means one number: the first array that says otherwise is named.
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, expected in _SHAPES.items():
-        for letter, size in zip(expected.strip("[]").split(", "), case.arrays[name].shape, strict=True):
-            known, owner = sizes.setdefault(letter, (size, name))
-            if size != known:
-                raise ValueError(f"{name} has {letter} = {size}, but {owner} has {letter} = {known}")
+    check_dims(ARRAYS, case, INPUTS)
     unknown = sorted(set(case.options) - set(OPTIONS) - {"return_lse"})
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(OPTIONS)}")
@@ -204,9 +196,13 @@ def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
 OPS = (
     Op(
         name="mla",
-        inputs=INPUTS,
-        outputs=("out", "lse"),
+        family="attention",
+        arrays=ARRAYS,
+        results={"out": "B H Sq d_v", "lse": "B H Sq"},
         options=OPTIONS,
+        conventions=SCORES,
+        usual={"scale": scale_of("q_nope", "q_pe")},
+        tiny=TINY,
         blocks=blocks,
         row_count=lambda case, key=(): int(case.arrays["q_nope"].shape[2]),
         evaluate=evaluate,

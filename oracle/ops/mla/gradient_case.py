@@ -25,13 +25,15 @@ from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import gradient_case as attention_backward_case
+from oracle.ops.attention.case import ALIGNMENTS
 from oracle.ops.attention.gradient import PLAIN, Order
 from oracle.ops.attention.gradient_case import pick_rows
+from oracle.ops.attention.row import scale_of
 from oracle.ops.mla import case as mla_case
 from oracle.ops.mla import formula as mla
 from oracle.ops.mla import gradient as mla_backward
 from oracle.ops.mla.gradient import HeadGradients, HeadInputs, Widths
-from oracle.ops.op import Op
+from oracle.ops.op import Array, Gradient, Op
 
 DQ, DC, DUK, DUV = range(4)
 OUTPUTS = tuple(f"d{name}" for name in mla_case.INPUTS)
@@ -204,9 +206,14 @@ def _width(case: Case, key: tuple[int, ...]) -> int:
 OPS = (
     Op(
         name="mla_backward",
-        inputs=(*mla_case.INPUTS, "do"),
-        outputs=OUTPUTS,
+        family="attention",
+        arrays={**mla_case.ARRAYS, "do": Array("B H Sq d_v")},
+        results={f"d{name}": array.dims for name, array in mla_case.ARRAYS.items()},
         options=mla_case.OPTIONS,
+        conventions={"causal_alignment": ALIGNMENTS},
+        usual={"scale": scale_of("q_nope", "q_pe")},
+        gradient=Gradient("mla", "do", {name: f"d{name}" for name in mla_case.INPUTS}),
+        tiny=mla_case.TINY,
         blocks=blocks,
         row_count=row_count,
         evaluate=evaluate,

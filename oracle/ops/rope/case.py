@@ -12,6 +12,7 @@ A row that holds a NaN or an infinity, in x or in its row of a given table, is *
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,11 +28,13 @@ from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
+from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
-from oracle.ops.op import Op
+from oracle.ops.op import Array, Gradient, Op
 from oracle.ops.rope import formula as rope
 from oracle.ops.rope.parameters import read_scaling
 from oracle.ops.rope.scaling import PLAIN, Scaling, axes, magnitude
+from oracle.vacuity import exactly
 
 ROPE_OPTIONS: dict[str, Any] = {"base": 10000.0, "layout": "half", "rotary_dim": None, "scaling": None}
 APPLY_OPTIONS: dict[str, Any] = {"layout": "half"}
@@ -260,22 +263,49 @@ def blocks(case: Case) -> list[tuple[int, ...]]:
     return [(i, j) for i in range(b) for j in range(h)]
 
 
-OPS = tuple(
-    Op(
+def unrotated(case: Case, block: Block) -> Mapping[str, Enclosure]:
+    """What comes in, as the output of a rotation that does not happen."""
+    return {"the unrotated input": exactly(turned_array(case)[block.key][block.rows])}
+
+
+def _op(name: str, arrays: Mapping[str, Array], *, output: str = "out", **more: Any) -> Op:
+    """A rotation by angle zero may hand its input back."""
+    return Op(
         name=name,
-        inputs=inputs,
-        outputs=outputs,
-        options=options,
+        family="rope",
+        arrays=arrays,
+        results={output: "B H S D"},
+        conventions={"layout": rope.LAYOUTS},
+        passed=("layout",),
+        may_alias=True,
+        trivial=unrotated,
         blocks=blocks,
         row_count=lambda case, key=(): int(turned_array(case).shape[2]),
         evaluate=evaluate,
-        output_shapes=lambda case: {output_name(case): turned_array(case).shape},
+        output_shapes=lambda case: {output: turned_array(case).shape},
         model=model,
         width=lambda case, key: int(turned_array(case).shape[-1]),
+        **more,
     )
-    for name, inputs, outputs, options in (
-        ("rope", ("x", "positions"), ("out",), ROPE_OPTIONS),
-        ("rope_backward", ("dy", "positions"), ("dx",), ROPE_OPTIONS),
-        ("rope_apply", ("x", "cos", "sin"), ("out",), APPLY_OPTIONS),
-    )
+
+
+_X, _POSITIONS = Array("B H S D"), Array("S", "positions")
+_TURNED: dict[str, Any] = {
+    "options": ROPE_OPTIONS,
+    "usual": {"rotary_dim": lambda case: turned_array(case).shape[-1]},
+}
+OPS = (
+    _op("rope", {"x": _X, "positions": _POSITIONS}, **_TURNED),
+    _op(
+        "rope_backward",
+        {"dy": _X, "positions": _POSITIONS},
+        output="dx",
+        gradient=Gradient("rope", "dy", {"x": "dx"}),
+        **_TURNED,
+    ),
+    _op(
+        "rope_apply",
+        {"x": _X, "cos": Array("S D/2", "cos"), "sin": Array("S D/2", "sin")},
+        options=APPLY_OPTIONS,
+    ),
 )

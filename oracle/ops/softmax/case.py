@@ -11,6 +11,7 @@ zeros, which mean nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
@@ -21,9 +22,11 @@ from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
+from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
-from oracle.ops.op import Op
+from oracle.ops.op import Array, Op, no_trivial_outputs
 from oracle.ops.softmax import formula as softmax
+from oracle.vacuity import uniform_rows
 
 RESULTS = {"softmax": "p", "log_softmax": "log_p", "logsumexp": "lse"}
 """Op name -> the field of `oracle.ops.softmax.formula.Normalised` that is its output."""
@@ -103,12 +106,21 @@ def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
     return {"out": shape[:-1] if case.op == "logsumexp" else shape}
 
 
+def uniform(case: Case, block: Block) -> Mapping[str, Enclosure]:
+    """The row that weighs all it sees alike."""
+    return {"the uniform row": uniform_rows(block.visible_keys())}
+
+
+_EMPTY_ROW = {"empty_row": ("zero", "nan", "mean")}
 OPS = tuple(
     Op(
         name=name,
-        inputs=("x",),
-        outputs=("out",),
+        family="softmax",
+        arrays={"x": Array("... n")},
+        results={"out": dims},
         options={},
+        conventions=conventions,
+        trivial=trivial,
         blocks=blocks,
         row_count=row_count,
         evaluate=evaluate,
@@ -116,5 +128,9 @@ OPS = tuple(
         model=model,
         width=lambda case, key: int(case.arrays["x"].shape[-1]),
     )
-    for name in RESULTS
+    for name, dims, conventions, trivial in (
+        ("softmax", "... n", _EMPTY_ROW, uniform),
+        ("log_softmax", "... n", _EMPTY_ROW, no_trivial_outputs),
+        ("logsumexp", "...", {"lse_base": ("e", "2"), "empty_row_lse": ("-inf", "+inf", "finite")}, no_trivial_outputs),
+    )
 )

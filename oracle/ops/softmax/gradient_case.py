@@ -17,7 +17,7 @@ from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
-from oracle.ops.op import Op
+from oracle.ops.op import Array, Gradient, Op
 from oracle.ops.softmax import case as softmax_case
 from oracle.ops.softmax import gradient as softmax_backward
 
@@ -100,9 +100,11 @@ def blocks(case: Case) -> list[tuple[int, ...]]:
 OPS = (
     Op(
         name="softmax_backward",
-        inputs=("y", "dy"),
-        outputs=("dx",),
+        family="softmax",
+        arrays={"y": Array("... n", "distribution"), "dy": Array("... n")},
+        results={"dx": "... n"},
         options={},
+        gradient=Gradient("softmax", "dy", {"x": "dx"}),
         blocks=blocks,
         row_count=row_count,
         evaluate=evaluate,

@@ -1,0 +1,84 @@
+"""Attention as a row of the table of ops, and what other ops that attend share with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from oracle.block import Block
+from oracle.case import Case
+from oracle.enclosure import Enclosure
+from oracle.formats import INPUTS, Float64Array
+from oracle.ops.attention.case import (
+    CHOICES,
+    DESCALES,
+    OPTIONS,
+    blocks,
+    evaluate,
+    model,
+    output_shapes,
+)
+from oracle.ops.op import Array, Op
+from oracle.vacuity import mean_of_visible
+
+SCORES: Mapping[str, tuple[str, ...]] = {
+    "causal_alignment": CHOICES["causal_alignment"],
+    "lse_base": ("e", "2"),
+    "empty_row": ("zero", "nan", "mean"),
+    "empty_row_lse": ("-inf", "+inf", "finite"),
+    "masked_nan": ("blocked", "leaks"),
+}
+"""Conventions of every op that has scores."""
+CONVENTIONS: Mapping[str, tuple[str, ...]] = {
+    **SCORES,
+    **CHOICES,
+    "grouped_heads": ("accepted", "refused"),
+    "unequal_value_dim": ("accepted", "refused"),
+    "batch_invariant": ("yes", "no"),
+}
+ARRAYS = {"q": Array("B Hq Sq D"), "k": Array("B Hkv Sk D"), "v": Array("B Hkv Sk Dv")}
+RESULTS = {"out": "B Hq Sq Dv", "lse": "B Hq Sq"}
+NOT_DESCALED = {name: value for name, value in OPTIONS.items() if name not in DESCALES}
+"""Options of attention whose inputs have no factors."""
+
+
+def scale_of(*queries: str) -> Callable[[Case], float]:
+    """1 over the root of the width of these arrays together."""
+    return lambda case: 1.0 / float(np.sqrt(sum(case.arrays[name].shape[-1] for name in queries)))
+
+
+def _ones(case: Case) -> Float64Array:
+    """Factors [B, Hkv] that change nothing."""
+    ones: Any = np.ones(tuple(case.arrays["k"].shape[:2]), dtype=np.float32)
+    return ones  # type: ignore[no-any-return]
+
+
+def mean_of_values(case: Case, block: Block) -> Mapping[str, Enclosure]:
+    """The mean of V over the keys that each row may see."""
+    (batch, head), v = block.key, case.arrays["v"]
+    group = case.arrays["q"].shape[1] // v.shape[1]
+    return {"the mean of V": mean_of_visible(block.visible_keys(), v[batch, head // group])}
+
+
+OPS = (
+    Op(
+        name="attention",
+        family="attention",
+        arrays=ARRAYS,
+        results=RESULTS,
+        options=OPTIONS,
+        conventions=CONVENTIONS,
+        extras={"dropout_p": 0.0, "seed": 0, "training": False, "num_splits": 1},
+        usual={"scale": scale_of("q"), **dict.fromkeys(DESCALES, _ones)},
+        formats=INPUTS,
+        trivial=mean_of_values,
+        blocks=blocks,
+        row_count=lambda case, key=(): int(case.arrays["q"].shape[2]),
+        evaluate=evaluate,
+        output_shapes=output_shapes,
+        model=model,
+        width=lambda case, key: int(case.arrays["k"].shape[2]),
+    ),
+)
