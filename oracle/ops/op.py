@@ -25,6 +25,11 @@ Kind = Literal["number", "weight", "distribution", "cos", "sin", "positions", "i
 int64 positions; other integers. All but the last two are of the dtype under test."""
 
 
+def shown(dims: str) -> str:
+    """``[B, Hq, Sq, D]`` of ``"B Hq Sq D"``."""
+    return f"[{', '.join(dims.split())}]"
+
+
 @dataclass(frozen=True, slots=True)
 class Array:
     """An input. dims: its axes by name, ``"B Hq Sq D"`` (one name is one size); ``...`` any leading axes."""
@@ -35,11 +40,6 @@ class Array:
     @property
     def axes(self) -> tuple[str, ...]:
         return tuple(self.dims.split())
-
-    @property
-    def shown(self) -> str:
-        """``[B, Hq, Sq, D]``."""
-        return f"[{', '.join(self.axes)}]"
 
     def sizes(self, array: NDArray[Any]) -> Iterator[tuple[str, int]]:
         """(axis, size) of an array without leading axes."""
@@ -169,7 +169,7 @@ def check_dims(arrays: Mapping[str, Array], case: Case, names: Sequence[str]) ->
     for name in names:
         axes, shape = arrays[name].axes, case.arrays[name].shape
         if len(shape) != len(axes):
-            raise ValueError(f"{name} must be {arrays[name].shown}, got shape {list(shape)}")
+            raise ValueError(f"{name} must be {shown(arrays[name].dims)}, got shape {list(shape)}")
         for axis, size in zip(axes, shape, strict=True):
             first, owner = known.setdefault(axis, (size, name))
             if size != first:

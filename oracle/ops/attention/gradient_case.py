@@ -26,13 +26,7 @@ from oracle.ops.attention.row import ARRAYS, CONVENTIONS, NOT_DESCALED, scale_of
 from oracle.ops.op import Array, Gradient, Op
 
 DQ, DKV, DBIAS, DSINKS = range(4)
-RESULTS = {
-    "dq": "B Hq Sq D",
-    "dk": "B Hkv Sk D",
-    "dv": "B Hkv Sk Dv",
-    "dbias": "of attn_mask",
-    "dsinks": "Hq",
-}
+RESULTS = {"dq": "B Hq Sq D", "dk": "B Hkv Sk D", "dv": "B Hkv Sk Dv", "dbias": "...", "dsinks": "Hq"}
 OUTPUTS = tuple(RESULTS)
 HELD = {DQ: ("dq",), DKV: ("dk", "dv"), DBIAS: ("dbias",), DSINKS: ("dsinks",)}
 

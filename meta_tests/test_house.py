@@ -1,0 +1,102 @@
+"""The house: what is true of an op stands in its row and its folders, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import oracle
+from oracle.ops import describe
+from oracle.ops.table import ops
+
+ROOT = Path(oracle.__file__).resolve().parent.parent
+PACKAGES = ("oracle", "targets", "properties", "reports")
+
+# Where an op is at home: folders of ops, implementations, and the tables that a new op adds a row to.
+HOMES = (
+    "oracle/ops/*/*",
+    "oracle/bounds/*/*",
+    "oracle/bounds/table.py",
+    "properties/ops/*/*",
+    "properties/ops/table.py",
+    "targets/builtin/*",
+    "targets/builtin/*/*",
+    "targets/third_party/*",
+    "targets/honest/*",
+    "targets/mutants/*",
+    "targets/mutants/*/*",
+)
+# How often a module elsewhere may say the name of an op, and why.
+ALLOWED = {
+    "oracle/contract/presets.py": (45, "contracts by op"),
+    "properties/diagnosis/counterfactual.py": (1, "the output of a log-sum-exp has no second axis"),
+    "properties/diagnosis/engine.py": (19, "tables of counterfactuals by op"),
+    "properties/diagnosis/heads.py": (1, "a layout's head is explained as a case of attention"),
+    "properties/diagnosis/outputs.py": (1, "the output of a log-sum-exp has no second axis"),
+    "properties/diagnosis/where.py": (2, "the rows of a rotation are positions"),
+    "properties/data/capture.py": (2, "keys of a provenance file"),
+    "properties/inputs/real_input.py": (2, "keys of a provenance file"),
+    "properties/inputs/strategies.py": (1, "inputs of attention that its gradient and its layouts draw too"),
+    "reports/content/blind_spots.py": (1, "a family"),
+    "reports/content/plots.py": (2, "families"),
+}
+
+
+def namings(root: Path, names: Iterable[str]) -> dict[str, int]:
+    """Module -> how many string literals outside the homes are the name of an op."""
+    known, found = set(names), {}
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            place = path.relative_to(root)
+            if any(_fits(place, home) for home in HOMES):
+                continue
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            literals = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            count = sum(isinstance(value, str) and value in known for value in literals)
+            if count:
+                found[place.as_posix()] = count
+    return found
+
+
+def _fits(place: Path, home: str) -> bool:
+    return len(place.parts) == home.count("/") + 1 and place.match(home)
+
+
+def test_an_op_is_named_at_home_only() -> None:
+    found = namings(ROOT, ops())
+    assert {place: count for place, count in found.items() if count > ALLOWED.get(place, (0, ""))[0]} == {}
+
+
+def test_no_allowance_is_left_over() -> None:
+    found = namings(ROOT, ops())
+    assert set(ALLOWED) - set(found) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        ("properties/search.py", True),
+        ("oracle/ops/op.py", True),
+        ("oracle/ops/softmax/case.py", False),
+        ("properties/ops/table.py", False),
+    ],
+)
+def test_a_name_elsewhere_is_found(module: str, found: bool, tmp_path: Path) -> None:
+    path = tmp_path / module
+    path.parent.mkdir(parents=True)
+    path.write_text('"""About softmax."""\n\nif op == "softmax":\n    pass\n', encoding="utf-8")
+    assert namings(tmp_path, ops()) == ({module: 1} if found else {})
+
+
+def test_the_readme_shows_the_table_of_ops() -> None:
+    """Made anew by ``python -c "from oracle.ops.describe import as_markdown; print(as_markdown())"``."""
+    assert describe.as_markdown() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_another_row_would_be_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describe, "ops", lambda: {"softmin": ops()["softmax"], **ops()})
+    with pytest.raises(AssertionError):
+        test_the_readme_shows_the_table_of_ops()
