@@ -16,6 +16,8 @@ from oracle.formats import FORMATS, Format, beside
 from oracle.ops.table import op_named
 from targets.calling.target import Observed, Target, run
 
+LOG2_E = 1.4426950408889634
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -83,6 +85,10 @@ class Subject:
     @property
     def op(self) -> str:
         return self.target.op
+
+    def nat(self, output: str = "lse") -> float:
+        """What an output has in the place of a nat: log2(e) in an LSE in base 2, else 1."""
+        return LOG2_E if output == "lse" and self.conventions.get("lse_base") == "2" else 1.0
 
     def has(self, option: str) -> bool:
         """Whether the target takes this option."""

@@ -12,7 +12,6 @@ import torch
 
 from oracle.case import Case
 from oracle.formats import FORMATS
-from properties.checks.memory import guarded_call
 from properties.inputs.recipes import EMPTYING, HIDES, OVER, Mask, mask_array
 from properties.inputs.strategies import attention_input
 from properties.judge.pipeline import certify
@@ -22,7 +21,7 @@ from properties.ops.attention.merge import split_merge
 from properties.ops.attention.table import PROPERTIES
 from properties.search import judge
 from properties.subject import PROFILES, Input, Subject, subject_for
-from targets.calling.target import target_from
+from targets.calling.target import run, target_from
 from targets.honest import flash
 from targets.honest.describe import describe
 
@@ -110,10 +109,9 @@ def test_a_write_next_to_an_input_is_named(name: str, position: str) -> None:
 
     subject = subject_of(writing)
     given = attention_input(subject, sq=3, sk=5)
-    assert guarded_call(subject, given.case)[1] == name
     judged = on(subject, "P15", given)
     assert judged.verdict is Verdict.FAIL
-    assert judged.detail.startswith("memory next to")
+    assert judged.detail == f"overrun: memory next to {name} was written"
 
 
 def test_memory_behind_v_that_meets_a_zero_weight() -> None:
@@ -134,11 +132,11 @@ def test_memory_behind_v_that_meets_a_zero_weight() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
-def test_a_fence_changes_nothing_else(dtype: str) -> None:
+def test_guard_bytes_change_nothing_else(dtype: str) -> None:
     subject = subject_of(flash.attention, dtype)
     given = attention_input(subject, batch=2, kv_heads=2, sq=3, sk=5, mask=Mask("additive"))
-    observed, trespassed = guarded_call(subject, given.case)
-    assert trespassed == ""
+    observed = run(subject.target, given.case, guarded=True)
+    assert observed.fault is None
     plain = subject.call(given.case).outputs
     assert all(observed.outputs[name].tobytes() == plain[name].tobytes() for name in plain)
 

@@ -55,7 +55,6 @@ def check(subject: Subject, example: Input) -> Judgement:
     outputs = observe(subject, case)
     blocks, model = exact_blocks(case), op_named(case.op).model
     best: tuple[float, dict[str, float], str] | None = None
-    base = 1 / np.log(2.0) if subject.conventions.get("lse_base") == "2" else 1.0
     for form in subject.forms:
         squares = {name: [0.0, 0.0, 0] for name in outputs}
         for block in blocks:
@@ -63,8 +62,7 @@ def check(subject: Subject, example: Input) -> Judgement:
             for name, value in outputs.items():
                 if not block.holds(name):
                     continue
-                exact, held = block.part(name), block.take(name, value).astype(np.float64)
-                held = held / base if name == "lse" else held
+                exact, held = block.part(name), block.take(name, value).astype(np.float64) / subject.nat(name)
                 squares[name][0] += float((exact.distance(held) ** 2).sum())
                 squares[name][1] += float((exact.distance(modelled[name]) ** 2).sum())
                 squares[name][2] += held.size

@@ -29,7 +29,6 @@ from properties.subject import Subject
 Key = tuple[int, ...]
 Mask = NDArray[np.bool_]
 
-LOG2_E = 1.4426950408889634
 # Rows whose radius exceeds this share of the bound are evaluated once more, at this precision.
 COARSE, FINE_BITS, FINE_ROWS = 0.1, 256, 32
 
@@ -121,7 +120,7 @@ Predictions = dict[str, Prediction]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Look:
+class JudgedBlock:
     """One block as it is: the exact result, a prediction per form, observed float64 values, and the wrong ones."""
 
     block: Block
@@ -131,16 +130,16 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scene:
+class FailingCase:
     """A case, what the target gave for it, and where that breaks the contract.
 
-    worst: a look, and the row in it, with most wrong elements.
+    worst: a judged, and the row in it, with most wrong elements.
     """
 
     subject: Subject
     case: Case
     outputs: Mapping[str, NDArray[Any]]
-    looks: tuple[Look, ...] = ()
+    blocks: tuple[JudgedBlock, ...] = ()
     worst: tuple[int, int] = (0, 0)
 
     @property
@@ -148,7 +147,7 @@ class Scene:
         return {n: format_of(v) for n, v in self.outputs.items()}
 
     def broken(self) -> bool:
-        return any(mask.any() for look in self.looks for mask in look.wrong.values())
+        return any(mask.any() for judged in self.blocks for mask in judged.wrong.values())
 
     @property
     def main(self) -> str:
@@ -162,7 +161,7 @@ class Scene:
 
 
 Source = Callable[[Key, Rows], tuple[Case, Key, Rows]]
-Change = Callable[[Scene, Block, Predictions], Predictions]
+Change = Callable[[FailingCase, Block, Predictions], Predictions]
 Arrange = Callable[[Key, Rows, NDArray[Any]], NDArray[Any]]
 
 
@@ -177,7 +176,7 @@ class Counterfactual:
     contract: fields of a contract that would allow the defect. If no rounded result fits bit by bit (the order of the
     target's sums is not known), a correlation with it and this contract's bound do.
     fitted: numbers were read off this very output, each row's for itself.
-    elsewhere: one number was, and this is the same defect on another scene.
+    elsewhere: one number was, and this is the same defect on another failing.
     arrange: how an array of the source's block [r, c] becomes one of the block's.
     """
 
@@ -186,7 +185,7 @@ class Counterfactual:
     change: Change | None = None
     contract: Mapping[str, Any] = field(default_factory=dict)
     fitted: bool = False
-    elsewhere: Callable[[Scene], Counterfactual] | None = None
+    elsewhere: Callable[[FailingCase], Counterfactual] | None = None
     choice: str = ""
     arrange: Arrange | None = None
     block: Callable[[Key, Rows], Block] | None = None
@@ -226,71 +225,75 @@ def changed(says: str, change: Change, **more: Any) -> Counterfactual:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One row of a table: a kind of defect, and its counterfactuals for a scene (none where it cannot be meant).
+    """One row of a table: a kind of defect, and its counterfactuals for a failing case (none where it cannot be meant).
 
     ranged: it shows at large scores only, and is asked about such, too.
     """
 
     name: str
-    imagine: Callable[[Scene], Iterable[Counterfactual]]
+    imagine: Callable[[FailingCase], Iterable[Counterfactual]]
     ranged: bool = False
 
 
-def scene_of(subject: Subject, case: Case, outputs: Mapping[str, NDArray[Any]]) -> Scene:
-    """The scene of one call; blocks and rows as `certify` takes them."""
-    bare = Scene(subject, case, outputs)
-    looks = []
+def failing_case(subject: Subject, case: Case, outputs: Mapping[str, NDArray[Any]]) -> FailingCase:
+    """What one call gave, judged; blocks and rows as `certify` takes them."""
+    bare = FailingCase(subject, case, outputs)
+    blocks = []
     for block in exact_blocks(case):
         block, truth = _precise(bare, case, block, subject.forms)
         values = bare.observed(block)
-        looks.append((block, truth, values))
+        blocks.append((block, truth, values))
     # A contract is kept if one form is kept: the wrong elements are those of the form that is nearest to it.
-    count = [sum(int((~t[f][n].fits(v[n])).sum()) for _, t, v in looks for n in v) for f in range(len(subject.forms))]
+    count = [sum(int((~t[f][n].fits(v[n])).sum()) for _, t, v in blocks for n in v) for f in range(len(subject.forms))]
     best = int(np.argmin(count))
-    seen = tuple(Look(b, t, v, {n: ~t[best][n].fits(v[n]) for n in v}) for b, t, v in looks)
-    return replace(bare, looks=seen, worst=_worst(seen))
+    seen = tuple(JudgedBlock(b, t, v, {n: ~t[best][n].fits(v[n]) for n in v}) for b, t, v in blocks)
+    return replace(bare, blocks=seen, worst=_worst(seen))
 
 
-def _worst(looks: Sequence[Look]) -> tuple[int, int]:
-    """The look with most wrong elements, and the row in it; the largest error among equals."""
-    counts = [sum(int(mask.sum()) for mask in look.wrong.values()) for look in looks]
-    look = looks[place := int(np.argmax(counts))]
-    wrong = np.sum([mask.sum(axis=1) for mask in look.wrong.values()], axis=0)
-    ratio = np.max([look.truth[0][n].ratio(v).max(axis=1, initial=0.0) for n, v in look.values.items()], axis=0)
+def _worst(blocks: Sequence[JudgedBlock]) -> tuple[int, int]:
+    """The block with most wrong elements, and the row in it; the largest error among equals."""
+    counts = [sum(int(mask.sum()) for mask in judged.wrong.values()) for judged in blocks]
+    judged = blocks[place := int(np.argmax(counts))]
+    wrong = np.sum([mask.sum(axis=1) for mask in judged.wrong.values()], axis=0)
+    ratio = np.max([judged.truth[0][n].ratio(v).max(axis=1, initial=0.0) for n, v in judged.values.items()], axis=0)
     return place, int(max(range(len(wrong)), key=lambda row: (wrong[row], ratio[row])))
 
 
-def predict(scene: Scene, c: Counterfactual, key: Key, rows: Rows, forms: Sequence[Contract]) -> list[Predictions]:
+def predict(
+    failing: FailingCase, c: Counterfactual, key: Key, rows: Rows, forms: Sequence[Contract]
+) -> list[Predictions]:
     """What an honest kernel with this defect gives for a block, one dict of outputs per form."""
-    case, at, taken = (scene.case, key, rows) if c.source is None else c.source(key, rows)
+    case, at, taken = (failing.case, key, rows) if c.source is None else c.source(key, rows)
     if c.block is not None:
         block = c.block(key, rows)
-        per_form = _predictions(scene, case, block, forms)
+        per_form = _predictions(failing, case, block, forms)
     else:
         found = enclose(case, rows={at: taken}, blocks=[at])[0]
-        block, per_form = _precise(scene, case, found, forms)
+        block, per_form = _precise(failing, case, found, forms)
     if c.change is not None:
         here = replace(block, key=key, rows=rows)
-        per_form = [c.change(scene, here, predictions) for predictions in per_form]
+        per_form = [c.change(failing, here, predictions) for predictions in per_form]
     if (arrange := c.arrange) is not None:
         per_form = [{n: p.mapped(lambda a: arrange(key, rows, a)) for n, p in ps.items()} for ps in per_form]
     return per_form
 
 
-def _precise(scene: Scene, case: Case, block: Block, forms: Sequence[Contract]) -> tuple[Block, list[Predictions]]:
-    per_form = _predictions(scene, case, block, forms)
+def _precise(
+    failing: FailingCase, case: Case, block: Block, forms: Sequence[Contract]
+) -> tuple[Block, list[Predictions]]:
+    per_form = _predictions(failing, case, block, forms)
     with np.errstate(all="ignore"):
         coarse = [(p.value.rad > COARSE * p.bound) & ~p.free for p in per_form[0].values()]
     which = np.any([c.any(axis=1) for c in coarse], axis=0)
     if not which.any() or which.sum() > FINE_ROWS:
         return block, per_form
     block = refine(case, block, which, FINE_BITS)
-    return block, _predictions(scene, case, block, forms)
+    return block, _predictions(failing, case, block, forms)
 
 
-def _predictions(scene: Scene, case: Case, block: Block, forms: Sequence[Contract]) -> list[Predictions]:
-    names = list(scene.outputs)
-    bounded = bounds_of(case.op)(case, block, forms, scene.formats)
+def _predictions(failing: FailingCase, case: Case, block: Block, forms: Sequence[Contract]) -> list[Predictions]:
+    names = list(failing.outputs)
+    bounded = bounds_of(case.op)(case, block, forms, failing.formats)
     per_form: list[Predictions] = []
     for bounds in bounded:
         predictions = {}
@@ -300,10 +303,10 @@ def _predictions(scene: Scene, case: Case, block: Block, forms: Sequence[Contrac
             # Where nothing is promised (an unbounded element), any number will do, but not any NaN.
             made = Prediction(value, bound, silent, silent, bounds[name].may_overflow | silent, silent)
             made = made.marked("free", block.undefined[:, None])
-            if name == "lse" and scene.subject.conventions.get("lse_base") == "2":
-                made = made.scaled(LOG2_E)
+            if (unit := failing.subject.nat(name)) != 1:
+                made = made.scaled(unit)
             made = made.marked("free", block.empty[:, None]) if name == "lse" and "sink" in block.values else made
-            predictions[name] = _empty_rows(scene.subject, name, block.empty[:, None], made)
+            predictions[name] = _empty_rows(failing.subject, name, block.empty[:, None], made)
         per_form.append(predictions)
     return per_form
 

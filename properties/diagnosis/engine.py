@@ -13,7 +13,6 @@ is stated (`properties.diagnosis.where`).
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,10 +24,11 @@ from numpy.typing import NDArray
 from oracle.case import Case
 from oracle.formats import format_of
 from oracle.ops.table import op_named
-from properties.diagnosis.counterfactual import Counterfactual, Hypothesis, Scene, Table, scene_of
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Hypothesis, Table, failing_case
 from properties.diagnosis.match import Match, allowed, match
 from properties.diagnosis.where import where_wrong
 from properties.judge.pipeline import structure
+from properties.ops.diagnoses import TABLES
 from properties.ops.gradients import diagnosis as diagnose_backward
 from properties.subject import Subject
 
@@ -43,29 +43,11 @@ NOTHING = 1e-3
 ORDERED = {"row_sum", "accumulator"}
 # Ops whose outputs have rows of different kinds, compared with whole backward passes.
 GRADIENTS = ("attention_backward", "mla_backward")
-_MODULES = {
-    "attention": "properties.ops.attention.diagnosis",
-    "mla": "properties.ops.mla.diagnosis",
-    "rope": "properties.ops.rope.diagnosis",
-    "rope_apply": "properties.ops.rope.diagnosis",
-    "rope_backward": "properties.ops.rope.diagnosis",
-    "softmax": "properties.ops.softmax.diagnosis",
-    "log_softmax": "properties.ops.softmax.diagnosis",
-    "logsumexp": "properties.ops.softmax.diagnosis",
-    "softmax_backward": "properties.ops.gradients.softmax_diagnosis",
-    "gqa_block": "properties.ops.blocks.diagnosis",
-    "mla_block": "properties.ops.blocks.diagnosis",
-    "attention_varlen": "properties.ops.layouts.diagnosis",
-    "attention_paged": "properties.ops.layouts.diagnosis",
-}
 
 
 def table_of(op: str) -> Table:
-    """The counterfactuals of ``op``; none for an op without a module of its own."""
-    if op not in _MODULES:
-        return Table(())
-    table: Table = importlib.import_module(_MODULES[op]).TABLES[op]
-    return table
+    """The counterfactuals of ``op``; none for an op without a table of its own."""
+    return TABLES.get(op, Table(()))
 
 
 def diagnose(subject: Subject, case: Case, *, seconds: float = 4.0, known: Sequence[str] = ()) -> str:
@@ -83,48 +65,48 @@ def diagnose(subject: Subject, case: Case, *, seconds: float = 4.0, known: Seque
     deadline = time.process_time() + seconds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for prefix, scene in _scenes(subject, case):
-            if scene.broken():
-                if _unsteady(scene):
+        for prefix, failing in _cases(subject, case):
+            if failing.broken():
+                if _unsteady(failing):
                     return f"{prefix}another result in a second call"
                 claim = ""
                 if _size(case) <= LARGEST_CASE:
-                    claim = _again(scene, known) or _claim(scene, deadline)
-                return prefix + (f"as if {claim}" if claim else where_wrong(scene))
+                    claim = _again(failing, known) or _claim(failing, deadline)
+                return prefix + (f"as if {claim}" if claim else where_wrong(failing))
     return ""
 
 
-def _scenes(subject: Subject, case: Case) -> Iterator[tuple[str, Scene]]:
+def _cases(subject: Subject, case: Case) -> Iterator[tuple[str, FailingCase]]:
     """The case itself, then those of its relatives (V = 1 ...) on which a defect may show that the case does not."""
     for prefix, other in (("", _itself), *table_of(subject.op).related):
         made = other(subject, case)
-        scene = None if made is None else _look_at(subject, made)
-        if scene is not None:
-            yield prefix, scene
+        failing = None if made is None else _failing(subject, made)
+        if failing is not None:
+            yield prefix, failing
 
 
 def _itself(subject: Subject, case: Case) -> Case | None:
     return case
 
 
-def _look_at(subject: Subject, case: Case) -> Scene | None:
+def _failing(subject: Subject, case: Case) -> FailingCase | None:
     observed = subject.call(case)
     if structure(subject, case, observed) is not None:
         return None
-    return scene_of(subject, case, observed.outputs)
+    return failing_case(subject, case, observed.outputs)
 
 
-def _unsteady(scene: Scene) -> bool:
+def _unsteady(failing: FailingCase) -> bool:
     """Whether a second call gives what no two honest results of this case can differ by."""
-    again = scene.subject.call(scene.case)
-    if again.fault is not None or any(again.outputs[n].shape != v.shape for n, v in scene.outputs.items()):
+    again = failing.subject.call(failing.case)
+    if again.fault is not None or any(again.outputs[n].shape != v.shape for n, v in failing.outputs.items()):
         return True
-    second = replace(scene, outputs=again.outputs)
-    for look in scene.looks:
-        for name, values in second.observed(look.block).items():
+    second = replace(failing, outputs=again.outputs)
+    for judged in failing.blocks:
+        for name, values in second.observed(judged.block).items():
             with np.errstate(all="ignore"):
-                apart = np.abs(values - look.values[name]) > 2 * look.truth[0][name].bound
-            if (apart | (np.isfinite(values) != np.isfinite(look.values[name]))).any():
+                apart = np.abs(values - judged.values[name]) > 2 * judged.truth[0][name].bound
+            if (apart | (np.isfinite(values) != np.isfinite(judged.values[name]))).any():
                 return True
     return False
 
@@ -137,14 +119,14 @@ def _size(case: Case) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A counterfactual that fits the scene."""
+    """A counterfactual that fits the failing case."""
 
     hypothesis: Hypothesis
     c: Counterfactual
     match: Match
 
-    def on(self, other: Scene) -> Match | None:
-        """How the same defect fares on another scene; None if it cannot be meant there."""
+    def on(self, other: FailingCase) -> Match | None:
+        """How the same defect fares on another case; None if it cannot be meant there."""
         if self.c.elsewhere is not None:
             return match(other, self.c.elsewhere(other), quick=False)
         again = next((x for x in self.hypothesis.imagine(other) if self._same(x)), None)
@@ -154,34 +136,34 @@ class _Found:
         return x.says == self.c.says and (x.fitted or x.choice == self.c.choice)
 
 
-def _again(scene: Scene, known: Sequence[str]) -> str:
-    """The defect of an earlier diagnosis, if it fits this scene and its probes; empty if none does."""
+def _again(failing: FailingCase, known: Sequence[str]) -> str:
+    """The defect of an earlier diagnosis, if it fits this case and its probes; empty if none does."""
     said = {text.split("as if ", 1)[1] for text in known if "as if " in text}
     if not said:
         return ""
-    probes = _Probes(scene)
-    for hypothesis in table_of(scene.subject.op).hypotheses:
-        for c in hypothesis.imagine(scene):
+    probes = _Probes(failing)
+    for hypothesis in table_of(failing.subject.op).hypotheses:
+        for c in hypothesis.imagine(failing):
             if c.sentence in said:
-                fares = match(scene, c)
+                fares = match(failing, c)
                 if fares.fits.any() and _holds(_Found(hypothesis, c, fares), probes):
                     return c.sentence
     return ""
 
 
-def _claim(scene: Scene, deadline: float) -> str:
-    """What the counterfactual says that fits the scene and its probes, the first of several; empty if none does."""
+def _claim(failing: FailingCase, deadline: float) -> str:
+    """What the counterfactual says that fits the case and its probes, the first of several; empty if none does."""
     found: list[_Found] = []
-    for hypothesis in table_of(scene.subject.op).hypotheses:
-        for c in hypothesis.imagine(scene):
+    for hypothesis in table_of(failing.subject.op).hypotheses:
+        for c in hypothesis.imagine(failing):
             if time.process_time() > deadline:
                 break
-            fares = match(scene, c)
+            fares = match(failing, c)
             if fares.fits.any():
                 found.append(_Found(hypothesis, c, fares))
     # What fits under the contract's first form comes before what needs a looser one; sorting is stable.
     found.sort(key=lambda f: int(np.argmax(f.match.fits)))
-    probes = _Probes(scene)
+    probes = _Probes(failing)
     held = [f for f in found if _holds(f, probes)]
     if len(held) > 1:
         held = _preferred(held, probes)
@@ -203,25 +185,25 @@ def _nearest(alike: list[_Found]) -> _Found:
 class _Probes:
     """Further calls of the target, made when they are asked for: fresh numbers, large scores, more rows and keys."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-        self._table = table_of(scene.subject.op)
-        self._kept: dict[str, list[Scene]] = {}
+    def __init__(self, failing: FailingCase) -> None:
+        self._failing = failing
+        self._table = table_of(failing.subject.op)
+        self._kept: dict[str, list[FailingCase]] = {}
 
-    def _scenes(self, name: str, cases: Callable[[], Iterable[Case]]) -> list[Scene]:
+    def _cases(self, name: str, cases: Callable[[], Iterable[Case]]) -> list[FailingCase]:
         if name not in self._kept:
-            looked = (_look_at(self._scene.subject, case) for case in cases())
-            self._kept[name] = [scene for scene in looked if scene is not None]
+            looked = (_failing(self._failing.subject, case) for case in cases())
+            self._kept[name] = [failing for failing in looked if failing is not None]
         return self._kept[name]
 
-    def fresh(self) -> list[Scene]:
-        return self._scenes("fresh", lambda: [fresh_numbers(self._scene.case, i) for i in range(FRESH)])
+    def fresh(self) -> list[FailingCase]:
+        return self._cases("fresh", lambda: [fresh_numbers(self._failing.case, i) for i in range(FRESH)])
 
-    def ranges(self) -> list[Scene]:
-        return self._scenes("ranges", lambda: self._table.ranges(self._scene.case))
+    def ranges(self) -> list[FailingCase]:
+        return self._cases("ranges", lambda: self._table.ranges(self._failing.case))
 
-    def wider(self) -> list[Scene]:
-        return self._scenes("wider", lambda: self._table.wider(self._scene.case))
+    def wider(self) -> list[FailingCase]:
+        return self._cases("wider", lambda: self._table.wider(self._failing.case))
 
 
 def _holds(found: _Found, probes: _Probes) -> bool:
@@ -244,12 +226,12 @@ def _holds(found: _Found, probes: _Probes) -> bool:
     return bool((alive & tells).any()) or any(_convinces_on(found, probe, alive) for probe in probes.wider())
 
 
-def _excused(found: _Found, probe: Scene, fares: Match) -> bool:
+def _excused(found: _Found, probe: FailingCase, fares: Match) -> bool:
     """The order of the target's sums is not known: elsewhere a narrow sum must allow it, and err as much."""
     return bool(ORDERED & set(found.c.contract)) and fares.of_one_size() and allowed(probe, found.c)
 
 
-def _convinces_on(found: _Found, probe: Scene, alive: NDArray[np.bool_]) -> bool:
+def _convinces_on(found: _Found, probe: FailingCase, alive: NDArray[np.bool_]) -> bool:
     fares = found.on(probe)
     return fares is not None and bool((fares.fits & alive & fares.convinces()).any())
 

@@ -13,10 +13,9 @@ from oracle.block import Rows
 from oracle.case import Case
 from oracle.formats import Float64Array
 from oracle.ops.attention.case import head, visibility
-from properties.diagnosis.counterfactual import LOG2_E, Counterfactual, Key, Scene
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Key
 
 TILES = (16, 32, 64, 128)
-LN2 = 1 / LOG2_E
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,9 +96,9 @@ class Heads:
             return made
         return made.masked(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key][rows])
 
-    def key_that_is_missing(self, scene: Scene) -> int | None:
+    def key_that_is_missing(self, failing: FailingCase) -> int | None:
         """The key without which the worst row comes nearest to what was observed; None where no row tells."""
-        weights, v, y = self._worst_row(scene)
+        weights, v, y = self._worst_row(failing)
         if not np.isfinite(y).all() or (weights > 0).sum() < 2:
             return None
         with np.errstate(all="ignore"):
@@ -108,9 +107,9 @@ class Heads:
         gap = np.where(np.isfinite(gap) & (weights > 0), gap, np.inf)
         return int(np.argmin(gap))
 
-    def tiles_that_changed_places(self, scene: Scene) -> Iterator[tuple[int, int]]:
+    def tiles_that_changed_places(self, failing: FailingCase) -> Iterator[tuple[int, int]]:
         """(first key, tile): for each size the neighbouring tiles whose exchange comes nearest to the worst row."""
-        weights, v, y = self._worst_row(scene)
+        weights, v, y = self._worst_row(failing)
         if not np.isfinite(y).all():
             return
         for t in TILES[::-1]:
@@ -122,15 +121,15 @@ class Heads:
             if gaps:
                 yield min(gaps, key=lambda first: gaps[first]), t
 
-    def _worst_row(self, scene: Scene) -> tuple[Float64Array, Float64Array, Float64Array]:
+    def _worst_row(self, failing: FailingCase) -> tuple[Float64Array, Float64Array, Float64Array]:
         """Weights [n], values [n, Dv] and observed output [Dv] of the row that is most wrong."""
-        place, row = scene.worst
-        look = scene.looks[place]
-        head = self.head(look.block.key, look.block.rows[row : row + 1])
+        place, row = failing.worst
+        judged = failing.blocks[place]
+        head = self.head(judged.block.key, judged.block.rows[row : row + 1])
         scores = head.scores()[0]
         with np.errstate(all="ignore"):
             w = np.exp(scores - scores.max())
-            return np.nan_to_num(w / w.sum()), head.v.astype(np.float64), look.values["out"][row]
+            return np.nan_to_num(w / w.sum()), head.v.astype(np.float64), judged.values["out"][row]
 
 
 def _of_one_head(case: Case, h: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How one counterfactual fares on one scene: does it fit, and does anything tell it from the exact result?"""
+"""How one counterfactual fares on one failing case: does it fit, and does anything tell it from the exact result?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.block import Rows
-from properties.diagnosis.counterfactual import Counterfactual, Look, Prediction, Predictions, Scene, predict
+from properties.diagnosis.counterfactual import (
+    Counterfactual,
+    FailingCase,
+    JudgedBlock,
+    Prediction,
+    Predictions,
+    predict,
+)
 
 # Bits that agree: at least this share with the counterfactual, at most that with the exact result, of at least so many.
 SAME_BITS, OTHER_BITS, LEAST_BITS = 0.95, 0.75, 6
@@ -53,71 +60,71 @@ class Match:
         return True
 
 
-def _blank(scene: Scene) -> Match:
-    forms = len(scene.subject.forms)
+def _blank(failing: FailingCase) -> Match:
+    forms = len(failing.subject.forms)
     return Match(np.ones(forms, dtype=bool), np.zeros(forms, dtype=bool))
 
 
-def match(scene: Scene, c: Counterfactual, *, quick: bool = True) -> Match:
+def match(failing: FailingCase, c: Counterfactual, *, quick: bool = True) -> Match:
     """``quick``: first on the worst row alone, which settles nearly all, then on everything."""
     if quick:
-        place, row = scene.worst
-        first = _blank(scene)
-        _add(scene, c, scene.looks[place], np.array([row]), first)
+        place, row = failing.worst
+        first = _blank(failing)
+        _add(failing, c, failing.blocks[place], np.array([row]), first)
         if not first.fits.any():
-            if not c.contract or not _alike(scene, first, 1, HINT_CORRELATION, HINT_SLOPES):
+            if not c.contract or not _alike(failing, first, 1, HINT_CORRELATION, HINT_SLOPES):
                 return first
-    whole = _blank(scene)
-    for look in scene.looks:
-        _add(scene, c, look, np.arange(len(look.block.rows)), whole)
+    whole = _blank(failing)
+    for judged in failing.blocks:
+        _add(failing, c, judged, np.arange(len(judged.block.rows)), whole)
         if not whole.fits.any() and not c.contract:
             return whole
     if not whole.fits.any() and c.contract:
-        if _alike(scene, whole, LEAST_ERRORS, LEAST_CORRELATION, SLOPES) and allowed(scene, c):
+        if _alike(failing, whole, LEAST_ERRORS, LEAST_CORRELATION, SLOPES) and allowed(failing, c):
             whole.fits[:] = whole.tells[:] = True
     return whole
 
 
-def allowed(scene: Scene, c: Counterfactual) -> bool:
+def allowed(failing: FailingCase, c: Counterfactual) -> bool:
     """Whether a contract that allows the defect would be kept."""
-    forms = tuple(dict.fromkeys(replace(form, **c.contract) for form in scene.subject.forms))
+    forms = tuple(dict.fromkeys(replace(form, **c.contract) for form in failing.subject.forms))
     kept = np.ones(len(forms), dtype=bool)
-    for look in scene.looks:
-        loose = predict(scene, Counterfactual(c.says), look.block.key, look.block.rows, forms)
-        kept &= [all(p[n].fits(y).all() for n, y in look.values.items()) for p in loose]
+    for judged in failing.blocks:
+        loose = predict(failing, Counterfactual(c.says), judged.block.key, judged.block.rows, forms)
+        kept &= [all(p[n].fits(y).all() for n, y in judged.values.items()) for p in loose]
     return bool(kept.any())
 
 
-def _add(scene: Scene, c: Counterfactual, look: Look, which: Rows, found: Match) -> None:
-    predicted = predict(scene, c, look.block.key, look.block.rows[which], scene.subject.forms)
+def _add(failing: FailingCase, c: Counterfactual, judged: JudgedBlock, which: Rows, found: Match) -> None:
+    predicted = predict(failing, c, judged.block.key, judged.block.rows[which], failing.subject.forms)
     for form, predictions in enumerate(predicted):
-        for name, values in look.values.items():
+        for name, values in judged.values.items():
             p, y = predictions[name], values[which]
             if p.value.hi.shape != y.shape:
                 found.fits[:] = False
                 return
             found.fits[form] &= bool(p.fits(y).all())
-            found.tells[form] |= _tells(look, which, name, p, look.truth[form][name])
-    _weigh(scene, look, which, predicted[int(np.argmax(found.fits))], found)
+            found.tells[form] |= _tells(judged, which, name, p, judged.truth[form][name])
+    _weigh(failing, judged, which, predicted[int(np.argmax(found.fits))], found)
 
 
-def _tells(look: Look, which: Rows, name: str, p: Prediction, truth: Prediction) -> bool:
+def _tells(judged: JudgedBlock, which: Rows, name: str, p: Prediction, truth: Prediction) -> bool:
     """Whether the prediction differs, where the output is wrong, from the exact result by more than both bounds."""
     hi, lo, rad, bound = (a[which] for a in (truth.value.hi, truth.value.lo, truth.value.rad, truth.bound))
     with np.errstate(all="ignore"):
         apart = np.abs((p.value.hi - hi) + (p.value.lo - lo))
         differs = ~(apart <= bound + p.bound + rad + p.value.rad) | p.breaks | p.lost
-    return bool((look.wrong[name][which] & differs & ~p.free).any())
+    return bool((judged.wrong[name][which] & differs & ~p.free).any())
 
 
-def _weigh(scene: Scene, look: Look, which: Rows, predictions: Predictions, found: Match) -> None:
+def _weigh(failing: FailingCase, judged: JudgedBlock, which: Rows, predictions: Predictions, found: Match) -> None:
     """The evidence beyond the fit, of some rows of one block."""
-    for name, values in look.values.items():
-        p, y, t = predictions[name], values[which], look.truth[0][name]
+    for name, values in judged.values.items():
+        p, y, t = predictions[name], values[which], judged.truth[0][name]
         hi, lo = t.value.hi[which], t.value.lo[which]
         with np.errstate(all="ignore"):
             use = ~(p.free | p.breaks | p.lost | t.free[which]) & np.isfinite(y)
-            fmt = scene.formats[name]
+            fmt = failing.formats[name]
             found.residual += float((p.ratio(y)[use] ** 2).sum())
             found.judged += int(use.sum())
             found.same += int((use & (fmt.round(p.value.hi) == y)).sum())
@@ -125,9 +132,9 @@ def _weigh(scene: Scene, look: Look, which: Rows, predictions: Predictions, foun
             found.errors.append((name, ((y - hi) - lo)[use], ((p.value.hi - hi) - lo)[use]))
 
 
-def _alike(scene: Scene, found: Match, least: int, correlation: float, slopes: tuple[float, float]) -> bool:
+def _alike(failing: FailingCase, found: Match, least: int, correlation: float, slopes: tuple[float, float]) -> bool:
     """Whether the errors of every wrong output follow those of the simulated one."""
-    wrong = {n for look in scene.looks for n, mask in look.wrong.items() if mask.any()}
+    wrong = {n for judged in failing.blocks for n, mask in judged.wrong.items() if mask.any()}
     for name in wrong:
         parts = [(a, b) for n, a, b in found.errors if n == name]
         observed, simulated = (np.concatenate([p[i] for p in parts] or [np.zeros(0)]) for i in (0, 1))

@@ -15,12 +15,11 @@ from oracle.formats import FORMATS, Float64Array, Format
 from oracle.ops.attention import formula as attention
 from oracle.ops.attention.case import clean_head, head, scale_float, scoring, sink_value
 from properties.diagnosis.counterfactual import (
-    LOG2_E,
     Change,
     Counterfactual,
+    FailingCase,
     Mask,
     Predictions,
-    Scene,
     changed,
 )
 from properties.diagnosis.heads import TILES, Head, Heads, of_head
@@ -44,10 +43,10 @@ def _everywhere(p: Predictions, name: str, where: Mask) -> Predictions:
     return {n: q.marked(name, where) for n, q in p.items()}
 
 
-def maxima(scene: Scene) -> Iterator[Counterfactual]:
+def maxima(failing: FailingCase) -> Iterator[Counterfactual]:
     """Exponentials of something else than score minus running maximum: range, where the real function is the same."""
 
-    def without(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def without(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         top = scores_of(block).max(axis=1, keepdims=True, initial=-np.inf)
         lse = block.part("lse").hi
         p = _everywhere(p, "breaks", (top > OVERFLOWS) & ~block.empty[:, None])
@@ -68,7 +67,7 @@ def maxima(scene: Scene) -> Iterator[Counterfactual]:
 
 
 def _started_at(start: float) -> Change:
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         top = scores_of(block).max(axis=1, keepdims=True, initial=-np.inf)
         live = ~block.empty[:, None]
         lost = live & (top - start < UNDERFLOWS - 10)
@@ -84,7 +83,7 @@ def tile_maxima(scores: Float64Array, tile: int) -> Float64Array:
 
 
 def _of_tile(tile: int) -> Change:
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         tops = tile_maxima(scores_of(block), tile)
         fall = np.full((len(tops), 1), -np.inf)
         for t in range(1, tops.shape[1]):
@@ -99,7 +98,7 @@ def _of_tile(tile: int) -> Change:
 
 
 def _hidden_tile(tile: int) -> Change:
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         first = ~block.visible_keys()[:, :tile].any(axis=1, keepdims=True)
         return _everywhere(p, "breaks", first & ~block.empty[:, None])
 
@@ -107,7 +106,7 @@ def _hidden_tile(tile: int) -> Change:
 
 
 def _zero_after_hidden(tile: int) -> Change:
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         tops = tile_maxima(scores_of(block), tile)
         top = tops.max(axis=1, keepdims=True)
         hidden = np.isneginf(tops).any(axis=1, keepdims=True) & ~block.empty[:, None]
@@ -117,10 +116,10 @@ def _zero_after_hidden(tile: int) -> Change:
     return change
 
 
-def rescaling(scene: Scene) -> Iterator[Counterfactual]:
+def rescaling(failing: FailingCase) -> Iterator[Counterfactual]:
     """Sums of earlier tiles that do not follow the maximum: the same as a bias of minus the maximum that was used."""
-    x = Heads(scene.case)
-    lag = max(form.lag for form in scene.subject.forms) or USUAL_LAG
+    x = Heads(failing.case)
+    lag = max(form.lag for form in failing.subject.forms) or USUAL_LAG
     for tile in TILES:
         if x.keys <= tile:
             continue
@@ -160,9 +159,9 @@ def _used_maxima(scores: Float64Array, tile: int, lag: float | None) -> tuple[Fl
 # --- stages ---
 
 
-def rounded_stages(scene: Scene) -> Iterator[Counterfactual]:
+def rounded_stages(failing: FailingCase) -> Iterator[Counterfactual]:
     """One stage in a narrow format, everything else exact."""
-    own = scene.formats["out"]
+    own = failing.formats["out"]
     for fmt in NARROW:
         # Where the scale is a power of two, the two may be the same.
         for stage, which in (("scores", "scaled scores"), ("raw_scores", "scores not yet scaled")):
@@ -185,13 +184,13 @@ def rounded_stages(scene: Scene) -> Iterator[Counterfactual]:
                 yield changed(says, _online(tile, weights=fmt), contract=allowed, choice=str(tile))
 
 
-def simulated(scene: Scene, block: Block, rounded: dict[str, Format]) -> dict[str, Float64Array]:
-    """O and L in float64 with the named stages rounded; `block` belongs to the scene's own case."""
-    x = head(scene.case, block.key, block.rows)
+def simulated(failing: FailingCase, block: Block, rounded: dict[str, Format]) -> dict[str, Float64Array]:
+    """O and L in float64 with the named stages rounded; `block` belongs to the case that failed."""
+    x = head(failing.case, block.key, block.rows)
     ar = RoundedArithmetic(FORMATS["fp64"], rounded)
     with ar.working():
         values = [ar.const(a) for a in (x.q, x.k, x.v)]
-        how, sink = scoring(ar, scene.case, x), sink_value(ar, x)
+        how, sink = scoring(ar, failing.case, x), sink_value(ar, x)
         done = attention.attention(ar, *values, scoring=how, visible=x.visible, sink=sink)
     return {"out": done.out, "lse": done.lse}
 
@@ -200,11 +199,11 @@ def _stage(stage: str, fmt: Format) -> Change:
     return _simulation(lambda s, block: simulated(s, block, {stage: fmt}))
 
 
-def _simulation(run: Callable[[Scene, Block], dict[str, Float64Array]]) -> Change:
+def _simulation(run: Callable[[FailingCase, Block], dict[str, Float64Array]]) -> Change:
     """Predictions at simulated numbers; the last block's are kept, for they are asked for once a form."""
     held: list[Any] = []
 
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         if not held or held[0] is not block:
             held[:] = [block, run(s, block)]
         return _at(s, p, block, held[1])
@@ -212,16 +211,15 @@ def _simulation(run: Callable[[Scene, Block], dict[str, Float64Array]]) -> Chang
     return change
 
 
-def _at(s: Scene, p: Predictions, block: Block, found: dict[str, Float64Array]) -> Predictions:
+def _at(s: FailingCase, p: Predictions, block: Block, found: dict[str, Float64Array]) -> Predictions:
     """The predictions moved to simulated numbers; what overflowed there is inf or NaN here."""
-    factor = LOG2_E if s.subject.conventions.get("lse_base") == "2" else 1.0
     result = {}
     empty = block.empty[:, None]
     for name, q in p.items():
         if name not in found:
             result[name] = q
             continue
-        value = found[name] * (factor if name == "lse" else 1.0)
+        value = found[name] * s.subject.nat(name)
         moved = q.at(np.where(np.isfinite(value), value, 0.0)).marked("breaks", ~np.isfinite(value))
         result[name] = q.where(empty, moved)
     return result
@@ -230,7 +228,7 @@ def _at(s: Scene, p: Predictions, block: Block, found: dict[str, Float64Array]) 
 def _online(tile: int, *, weights: Format | None = None, accumulator: Format | None = None) -> Change:
     """Online softmax in float64 whose weights or accumulator are rounded in each tile; O only."""
 
-    def run(s: Scene, block: Block) -> dict[str, Float64Array]:
+    def run(s: FailingCase, block: Block) -> dict[str, Float64Array]:
         _, _, v, _, _, _ = clean_head(s.case, block.key, block.rows)
         scores = scores_of(block)
         top = np.full((len(scores), 1), -np.inf)
@@ -252,33 +250,33 @@ def _online(tile: int, *, weights: Format | None = None, accumulator: Format | N
 # --- a scale read off the output ---
 
 
-def other_scale(scene: Scene) -> Iterator[Counterfactual]:
+def other_scale(failing: FailingCase) -> Iterator[Counterfactual]:
     """The factor on the scores that explains the worst row best, if there is one; asked of every element after that."""
-    factor = _best_factor(scene)
-    if factor is not None and not _biased(scene):
-        yield _times(scene, factor)
+    factor = _best_factor(failing)
+    if factor is not None and not _biased(failing):
+        yield _times(failing, factor)
 
 
-def _times(scene: Scene, factor: float) -> Counterfactual:
-    scale = scale_float(scene.case) * factor
+def _times(failing: FailingCase, factor: float) -> Counterfactual:
+    scale = scale_float(failing.case) * factor
     says = f"the scale were {factor:.6g} times what it should be"
-    made = of_head(Heads(scene.case), says, lambda h: replace(h, scale=scale))
+    made = of_head(Heads(failing.case), says, lambda h: replace(h, scale=scale))
     return replace(made, elsewhere=lambda other: _times(other, factor))
 
 
-def _biased(scene: Scene) -> bool:
-    mask = scene.case.options.get("attn_mask")
+def _biased(failing: FailingCase) -> bool:
+    mask = failing.case.options.get("attn_mask")
     return mask is not None and mask.dtype != np.bool_
 
 
-def _best_factor(scene: Scene) -> float | None:
-    place, row = scene.worst
-    look = scene.looks[place]
-    scores = scores_of(look.block)[row]
-    _, _, v, _, _, _ = clean_head(scene.case, look.block.key, look.block.rows)
+def _best_factor(failing: FailingCase) -> float | None:
+    place, row = failing.worst
+    judged = failing.blocks[place]
+    scores = scores_of(judged.block)[row]
+    _, _, v, _, _, _ = clean_head(failing.case, judged.block.key, judged.block.rows)
     seen = np.isfinite(scores)
-    number = sum(y.size for look in scene.looks for y in look.values.values())
-    if number < LEAST_FITTED or not seen.any() or not np.isfinite(scene.outputs["out"].astype(np.float64)).all():
+    number = sum(y.size for judged in failing.blocks for y in judged.values.values())
+    if number < LEAST_FITTED or not seen.any() or not np.isfinite(failing.outputs["out"].astype(np.float64)).all():
         return None
 
     def misfit(f: float) -> float:
@@ -287,9 +285,9 @@ def _best_factor(scene: Scene) -> float | None:
         pairs = {"out": w @ v[seen] / w.sum(), "lse": np.array([x.max() + np.log(w.sum())])}
         return float(
             sum(
-                np.sum(((look.values[n][row] - pairs[n]) / look.truth[0][n].bound[row]) ** 2)
-                for n in look.values
-                if np.isfinite(look.truth[0][n].bound[row]).all()
+                np.sum(((judged.values[n][row] - pairs[n]) / judged.truth[0][n].bound[row]) ** 2)
+                for n in judged.values
+                if np.isfinite(judged.truth[0][n].bound[row]).all()
             )
         )
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from oracle.bounds.rope.frequency import frequencies_upper
 from oracle.ops.layouts.case import VARLEN
 from oracle.ops.rope.case import pair_positions, rotation, sequence_length
-from properties.diagnosis.counterfactual import Scene
+from properties.diagnosis.counterfactual import FailingCase
 
 Mask = NDArray[np.bool_]
 # A run of indices counts as wrong from its start if at least this share of it is.
@@ -19,47 +19,49 @@ LISTED = 3
 LEAST_ANGLE = 1000.0
 
 
-def where_wrong(scene: Scene) -> str:
+def where_wrong(failing: FailingCase) -> str:
     """Such as "wrong only in head 1, rows >= 32", else how much of the output is wrong."""
     parts = []
-    names = [n for n in scene.looks[0].wrong if any(look.wrong[n].any() for look in scene.looks)]
-    if len(scene.looks[0].wrong) > 1 and len(names) == 1:
+    names = [n for n in failing.blocks[0].wrong if any(judged.wrong[n].any() for judged in failing.blocks)]
+    if len(failing.blocks[0].wrong) > 1 and len(names) == 1:
         parts.append({"lse": "the LSE", "out": "the output, not the LSE"}.get(names[0], names[0]))
-    parts += _axes(scene, names)
-    if (angle := _least_angle(scene)) is not None:
+    parts += _axes(failing, names)
+    if (angle := _least_angle(failing)) is not None:
         return f"wrong only in pairs that turn by {angle:.4g} radians or more"
-    text = f"wrong only in {', '.join(parts)}" if parts else _share(scene, names)
-    special = _not_finite(scene, names)
+    text = f"wrong only in {', '.join(parts)}" if parts else _share(failing, names)
+    special = _not_finite(failing, names)
     return "; ".join(t for t in (text, special) if t)
 
 
-def _share(scene: Scene, names: list[str]) -> str:
-    masks = [look.wrong[n] for look in scene.looks for n in names]
+def _share(failing: FailingCase, names: list[str]) -> str:
+    masks = [judged.wrong[n] for judged in failing.blocks for n in names]
     bad, total = sum(int(m.sum()) for m in masks), sum(m.size for m in masks)
     return "wrong everywhere" if bad == total else f"wrong in {bad} of {total} elements, of all rows and columns"
 
 
-def _axes(scene: Scene, names: list[str]) -> list[str]:
-    keys = [look.block.key for look in scene.looks]
-    bad = [any(look.wrong[n].any() for n in names) for look in scene.looks]
+def _axes(failing: FailingCase, names: list[str]) -> list[str]:
+    keys = [judged.block.key for judged in failing.blocks]
+    bad = [any(judged.wrong[n].any() for n in names) for judged in failing.blocks]
     parts = []
-    packed = scene.case.op == VARLEN
+    packed = failing.case.op == VARLEN
     names_of = (("sequence", "sequences") if packed else ("batch entry", "batch entries"), ("head", "heads"))
     for axis, (word, words) in enumerate(names_of[: len(keys[0])]):
         all_of = sorted({key[axis] for key in keys})
         wrong = sorted({key[axis] for key, b in zip(keys, bad, strict=True) if b})
         parts.append(pattern(wrong, all_of, word, words))
-    rows = np.unique(np.concatenate([look.block.rows for look in scene.looks]))
-    wrong_rows = np.unique(np.concatenate([look.block.rows[_any_column(look.wrong, names)] for look in scene.looks]))
-    empty = all(bool(look.block.empty[_any_column(look.wrong, names)].all()) for look in scene.looks)
-    everything = all(bool(look.block.empty.all()) for look in scene.looks)
+    rows = np.unique(np.concatenate([judged.block.rows for judged in failing.blocks]))
+    wrong_rows = np.unique(
+        np.concatenate([judged.block.rows[_any_column(judged.wrong, names)] for judged in failing.blocks])
+    )
+    empty = all(bool(judged.block.empty[_any_column(judged.wrong, names)].all()) for judged in failing.blocks)
+    everything = all(bool(judged.block.empty.all()) for judged in failing.blocks)
     if empty and not everything:
         parts.append("rows without a visible key")
     else:
         parts.append(pattern(wrong_rows.tolist(), rows.tolist(), "row", "rows"))
-    wide = [n for n in names if scene.looks[0].wrong[n].shape[1] > 1]
+    wide = [n for n in names if failing.blocks[0].wrong[n].shape[1] > 1]
     if wide and not empty:
-        columns = np.any([look.wrong[wide[0]].any(axis=0) for look in scene.looks], axis=0)
+        columns = np.any([judged.wrong[wide[0]].any(axis=0) for judged in failing.blocks], axis=0)
         parts.append(pattern(np.flatnonzero(columns).tolist(), list(range(len(columns))), "column", "columns"))
     return [p for p in parts if p]
 
@@ -68,21 +70,21 @@ def _any_column(wrong: dict[str, Mask], names: list[str]) -> Mask:
     return np.asarray(np.any([wrong[n].any(axis=1) for n in names], axis=0))
 
 
-def _least_angle(scene: Scene) -> float | None:
+def _least_angle(failing: FailingCase) -> float | None:
     """rope: the angle from which on pairs are wrong, if there is one and smaller ones are right."""
-    if scene.case.op not in ("rope", "rope_backward"):
+    if failing.case.op not in ("rope", "rope_backward"):
         return None
-    how = rotation(scene.case)
+    how = rotation(failing.case)
     pairs = how.rotary_dim // 2
     column = np.arange(how.rotary_dim)
     pair = column % pairs if how.layout == "half" else column // 2
     angles, wrong = [], []
-    for look in scene.looks:
-        at = np.abs(pair_positions(scene.case, look.block.key, look.block.rows).astype(np.float64))
-        length = sequence_length(scene.case, look.block.key)
+    for judged in failing.blocks:
+        at = np.abs(pair_positions(failing.case, judged.block.key, judged.block.rows).astype(np.float64))
+        length = sequence_length(failing.case, judged.block.key)
         turned = at * frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
         angles.append(turned[:, pair].ravel())
-        wrong.append(look.wrong[scene.main][:, : how.rotary_dim].ravel())
+        wrong.append(judged.wrong[failing.main][:, : how.rotary_dim].ravel())
     angle, bad = np.concatenate(angles), np.concatenate(wrong)
     if not bad.any() or angle[bad].min() < LEAST_ANGLE:
         return None
@@ -91,13 +93,13 @@ def _least_angle(scene: Scene) -> float | None:
     return least if bad[beyond].mean() >= SHARE and not beyond.all() else None
 
 
-def _not_finite(scene: Scene, names: list[str]) -> str:
+def _not_finite(failing: FailingCase, names: list[str]) -> str:
     bad = total = 0
-    for look in scene.looks:
+    for judged in failing.blocks:
         for n in names:
-            mask = look.wrong[n]
+            mask = judged.wrong[n]
             total += int(mask.sum())
-            bad += int((mask & ~np.isfinite(look.values[n])).sum())
+            bad += int((mask & ~np.isfinite(judged.values[n])).sum())
     return "inf or NaN wherever it is wrong" if bad == total and bad else ""
 
 

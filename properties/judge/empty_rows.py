@@ -47,7 +47,7 @@ def empty_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, 
 def _is_the_sink(subject: Subject, block: Block, lse: NDArray[Any]) -> bool:
     """To within three roundings: of the sink in another base and back, and of the result."""
     sink = block.part("sink").hi[block.empty]
-    base = np.log2(np.e) if subject.conventions.get("lse_base") == "2" else 1.0
+    base = subject.nat()
     wide = np.float32 if lse.dtype != np.float64 else np.float64
     unit = format_of(lse).unit_roundoff + 2 * float(np.finfo(wide).eps)
     return bool(np.all(np.abs(lse[block.empty].astype(np.float64) - base * sink) <= unit * np.abs(base * sink)))

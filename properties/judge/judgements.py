@@ -52,7 +52,7 @@ def within_bound(subject: Subject, example: Input) -> Judgement:
 def purity(
     subject: Subject, case: Case, other: Case, wider: Case, pick: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> Judgement:
-    """P15: inputs and the memory around them unchanged, and no call that another one can influence.
+    """P15: inputs and the memory next to them unchanged, the latter without influence, and independent calls.
 
     ``other``: other content in the same shapes. ``wider``: a call of other shapes that holds ``other``, whose outputs
     `pick` takes out of the wider call's. ``other`` gives the same after a call with ``case`` as inside ``wider``, and
@@ -62,6 +62,11 @@ def purity(
     around = run(subject.target, case, device=subject.device, seconds=subject.seconds, guarded=True)
     if around.fault is not None:
         return Judgement(Verdict.FAIL, Basis.EXACT, f"{around.fault[0]}: {around.fault[1]}")
+    if any(around.outputs[name].tobytes() != values.tobytes() for name, values in first.items()):
+        what = "NaN in the memory next to the inputs"
+        apart = agree(subject, case, first, case, around.outputs, what=what)
+        if apart.verdict is not Verdict.PASS:
+            return apart
     second = observe(subject, other)
     inside = {name: pick(values) for name, values in observe(subject, wider).items()}
     what = "a call with other content after one of the same shapes, and the same content in a larger call"

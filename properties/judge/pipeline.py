@@ -115,7 +115,7 @@ def weigh(
     live = ~(block.empty | block.undefined)
     for step, precision in enumerate((*PRECISIONS, None)):
         bounded = bounds_of(case.op)(case, block, forms, formats)
-        found = {n: measure(v, _based(block.part(n), n, subject), formats[n]) for n, v in values.items()}
+        found = {n: measure(v, _times(block.part(n), subject.nat(n)), formats[n]) for n, v in values.items()}
         least, most, unsure, exempt = _ratios(found, bounded, live, subject, first=step == 0)
         if precision is None or not unsure.any():
             break
@@ -140,9 +140,7 @@ def _ratios(
     exempt = 0
     for index, bounds in enumerate(bounded):
         for place, (name, errors) in enumerate(found.items()):
-            bound = bounds[name].bound * (
-                _LOG2_E if name == "lse" and subject.conventions.get("lse_base") == "2" else 1.0
-            )
+            bound = bounds[name].bound * subject.nat(name)
             legal = bounds[name].may_overflow & ~errors.finite
             use = live[:, None] & ~legal
             low, high = _interval(errors, bound)
@@ -176,15 +174,12 @@ def _interval(errors: Errors, bound: Float64Array) -> tuple[Float64Array, Float6
     return np.where(errors.decided | ~errors.finite, low, 0.0), np.where(errors.decided, high, np.inf)
 
 
-_LOG2_E = 1.4426950408889634
-
-
-def _based(exact: Enclosure, name: str, subject: Subject) -> Enclosure:
-    """The enclosure of the LSE in the target's base."""
-    if name != "lse" or subject.conventions.get("lse_base") != "2":
+def _times(exact: Enclosure, unit: float) -> Enclosure:
+    """The enclosure in another unit."""
+    if unit == 1:
         return exact
-    hi = exact.hi * _LOG2_E
-    return Enclosure(hi, exact.lo * _LOG2_E, exact.rad * _LOG2_E + np.abs(hi) * 2.0**-51)
+    hi = exact.hi * unit
+    return Enclosure(hi, exact.lo * unit, exact.rad * unit + np.abs(hi) * 2.0**-51)
 
 
 def _only(errors: Errors, live: NDArray[np.bool_]) -> Errors:

@@ -18,23 +18,6 @@ FRAMEWORKS = ("torch", "numpy")
 _FOREIGN = {np.dtype(t).name: t for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
 
 
-class GuardBytes:
-    """An array in the middle of a larger buffer of a known pattern; `intact` says whether the pattern still stands."""
-
-    WIDTH = 256
-    PATTERN = 0x5A
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._buffer = np.full(array.nbytes + 2 * self.WIDTH, self.PATTERN, dtype=np.uint8)
-        middle = self._buffer[self.WIDTH : self.WIDTH + array.nbytes]
-        middle[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.inside = middle.view(array.dtype).reshape(array.shape)
-
-    def intact(self) -> bool:
-        before, after = self._buffer[: self.WIDTH], self._buffer[-self.WIDTH :]
-        return bool((before == self.PATTERN).all() and (after == self.PATTERN).all())
-
-
 class Bridge(Protocol):
     def adopt(self, array: NDArray[Any]) -> Any:
         """The framework's view of a numpy array's own memory, on the CPU."""
@@ -151,6 +134,24 @@ class TorchBridge:
             if given.numel() and given.untyped_storage().data_ptr() in owned:
                 return index
         return None
+
+
+class GuardBytes:
+    """An array ``inside`` a larger buffer of its framework, on any device, whose borders are NaN, or -1 where the dtype
+    has none: a kernel that runs past the end neither crashes nor stays unseen. `intact`: the borders still stand."""
+
+    # What kernels align their loads to, and more than a row of most heads.
+    WIDTH = 256
+
+    def __init__(self, bridge: Bridge, array: NDArray[Any], device: str) -> None:
+        border = np.full(self.WIDTH, 0xFF, dtype=np.uint8).view(array.dtype)
+        self._bridge, self._border = bridge, border
+        self._buffer = bridge.to_native(np.concatenate([border, array.reshape(-1), border]), device)
+        self.inside = self._buffer[len(border) : len(border) + array.size].reshape(array.shape)
+
+    def intact(self) -> bool:
+        now, width = self._bridge.to_numpy(self._buffer), len(self._border)
+        return all(side.tobytes() == self._border.tobytes() for side in (now[:width], now[-width:]))
 
 
 def bridge(framework: str) -> Bridge:

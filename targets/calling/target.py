@@ -168,8 +168,8 @@ def run(
     """Call the target once on fresh copies of the case's arrays; every failure of the target becomes a `fault`.
 
     Kinds of fault: raised, timeout, output (wrong count or type, or unreadable), mutated (an input changed), aliased
-    (an output shares memory with an input), overrun (memory next to an input changed; asked only if ``guarded``,
-    which places each input inside a larger buffer), given up (not called, after `PATIENCE` lost calls). The caller
+    (an output shares memory with an input), overrun (memory next to an array changed; asked only if ``guarded``,
+    which places each inside a larger buffer), given up (not called, after `PATIENCE` lost calls). The caller
     decides what each means.
     """
     session = target.session
@@ -179,12 +179,18 @@ def run(
         return Observed({}, ("given up", text))
     bridge = frameworks.bridge(target.framework)
     names = target.row.inputs
-    guards = {n: frameworks.GuardBytes(case.arrays[n]) for n in names} if guarded and device == "cpu" else {}
-    inputs = {
-        n: bridge.adopt(guards[n].inside) if n in guards else bridge.to_native(case.arrays[n], device) for n in names
-    }
     given = _arguments(target, case)
-    options = {n: bridge.to_native(v, device) if isinstance(v, np.ndarray) else v for n, v in given.items()}
+    guards: dict[str, frameworks.GuardBytes] = {}
+
+    def native(name: str, array: NDArray[Any]) -> Any:
+        # A boolean has no value that no mask holds.
+        if not guarded or array.dtype == np.bool_:
+            return bridge.to_native(array, device)
+        guards[name] = frameworks.GuardBytes(bridge, array, device)
+        return guards[name].inside
+
+    inputs = {n: native(n, case.arrays[n]) for n in names}
+    options = {n: native(n, v) if isinstance(v, np.ndarray) else v for n, v in given.items()}
     positional = [inputs[n] for n, own in target.parameters.items() if n in inputs and own is None]
     keyword = {own: inputs[n] for n, own in target.parameters.items() if n in inputs and own is not None}
     keyword |= {str(target.parameters[n]): v for n, v in options.items()}
@@ -217,9 +223,9 @@ def run(
     for n, tensor in {**inputs, **options}.items():
         if isinstance(originals[n], np.ndarray) and not _unchanged(bridge, tensor, originals[n]):
             return Observed(outputs, ("mutated", f"input {n} was changed by the call"), elapsed)
-    broken = next((n for n, guard in guards.items() if not guard.intact()), None)
-    if broken is not None:
-        return Observed(outputs, ("overrun", f"memory next to input {broken} was written"), elapsed)
+    broken = [n for n, guard in guards.items() if not guard.intact()]
+    if broken:
+        return Observed(outputs, ("overrun", f"memory next to {', '.join(broken)} was written"), elapsed)
     shared = None if target.row.may_alias else bridge.shares_memory(result, list(inputs.values()))
     if shared is not None:
         return Observed(outputs, ("aliased", f"an output shares memory with input {names[shared]}"), elapsed)

@@ -22,7 +22,7 @@ from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS
 from properties import search
 from properties.diagnosis import engine
-from properties.diagnosis.counterfactual import Prediction, Scene, scene_of
+from properties.diagnosis.counterfactual import FailingCase, Prediction, failing_case
 from properties.diagnosis.engine import diagnose, fresh_numbers, table_of
 from properties.diagnosis.match import match
 from properties.diagnosis.where import pattern, where_wrong
@@ -357,11 +357,11 @@ def test_noise_is_placed_and_not_explained(op: str, size: float, dtype: str) -> 
     attention = attention_with(lambda out, lse, q: (noisy(out, size), noisy(lse, size)))
     subject = broken({"attention": attention, "rope": rope, "softmax": softmax}[op], op, dtype)
     case = case_for(subject)
-    scene = scene_of(subject, case, subject.call(case).outputs)
+    failing = failing_case(subject, case, subject.call(case).outputs)
     found = diagnose(subject, case)
     assert "as if" not in found
-    assert ("wrong" in found) or not scene.broken()
-    assert scene.broken() or size == 0.003
+    assert ("wrong" in found) or not failing.broken()
+    assert failing.broken() or size == 0.003
 
 
 def test_two_defects_are_not_taken_for_one() -> None:
@@ -403,10 +403,10 @@ def test_an_output_that_is_another_in_each_call_has_no_explanation() -> None:
 # --- where ---
 
 
-def scene_with(change: Callable[..., tuple[Tensor, Tensor]], *, dtype: str = "bf16", **shape: Any) -> Scene:
+def failing_with(change: Callable[..., tuple[Tensor, Tensor]], *, dtype: str = "bf16", **shape: Any) -> FailingCase:
     subject = broken(attention_with(change), "attention", dtype)
     case = attention_case(subject, **shape)
-    return scene_of(subject, case, subject.call(case).outputs)
+    return failing_case(subject, case, subject.call(case).outputs)
 
 
 def with_values(where: Any, value: float) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -434,11 +434,11 @@ def with_values(where: Any, value: float) -> Callable[..., tuple[Tensor, Tensor]
     ],
 )
 def test_the_place_is_told(where: Any, value: float, text: str) -> None:
-    assert where_wrong(scene_with(with_values(where, value), sq=6)) == text
+    assert where_wrong(failing_with(with_values(where, value), sq=6)) == text
 
 
 def test_an_output_that_is_wrong_everywhere_is_called_so() -> None:
-    assert where_wrong(scene_with(lambda out, lse, q: (out + 9, lse + 9))) == "wrong everywhere"
+    assert where_wrong(failing_with(lambda out, lse, q: (out + 9, lse + 9))) == "wrong everywhere"
 
 
 @pytest.mark.parametrize(
@@ -489,8 +489,8 @@ def test_a_list_of_failures_is_asked_once_about_all_counterfactuals(monkeypatch:
     asked: list[str] = []
     whole = engine._claim
 
-    def counted(scene: Scene, deadline: float) -> str:
-        asked.append(whole(scene, deadline))
+    def counted(failing: FailingCase, deadline: float) -> str:
+        asked.append(whole(failing, deadline))
         return asked[-1]
 
     monkeypatch.setattr(engine, "_claim", counted)
@@ -510,9 +510,9 @@ def test_counterfactuals_of_a_table_are_told_apart(op: str) -> None:
     honest = next(h for h in HONEST if h.op == op)
     subject = subject_of(honest.target, "bf16")
     case = case_for(subject)
-    scene = scene_of(subject, case, subject.call(case).outputs)
+    failing = failing_case(subject, case, subject.call(case).outputs)
     for row in table_of(op).hypotheses:
-        sentences = [c.sentence for c in row.imagine(scene)]
+        sentences = [c.sentence for c in row.imagine(failing)]
         assert len(set(sentences)) == len(sentences)
         assert all("{" not in s for s in sentences)
 
@@ -578,10 +578,10 @@ def test_no_counterfactual_stumbles_over_odd_shapes(op: str) -> None:
         observed = subject.call(case)
         assert observed.fault is None
         wrong = {n: (v.astype(np.float64) * 3 + 1).astype(v.dtype) for n, v in observed.outputs.items()}
-        scene = scene_of(subject, case, wrong)
+        failing = failing_case(subject, case, wrong)
         for row in table_of(op).hypotheses:
-            for c in row.imagine(scene):
-                assert match(scene, c, quick=False).fits.shape == (len(subject.forms),)
+            for c in row.imagine(failing):
+                assert match(failing, c, quick=False).fits.shape == (len(subject.forms),)
                 tried += 1
         related = [make(subject, case) for _, make in table_of(op).related]
         probes = [*(c for c in related if c is not None), *table_of(op).ranges(case), *table_of(op).wider(case)]
@@ -639,8 +639,8 @@ def test_the_message_of_a_failure_shows_how_it_looks() -> None:
     row = next(p for p in properties_for("attention") if p.id == "P13")
     record = next(failures(subject, (row,)))
     lines = failure_message(record).splitlines()
-    assert "  looks    as if KV heads were tiled (h mod Hkv) instead of repeated" in lines
-    assert not any(line.startswith("  looks") for line in failure_message(replace(record, diagnosis="")).splitlines())
+    assert "  blocks    as if KV heads were tiled (h mod Hkv) instead of repeated" in lines
+    assert not any(line.startswith("  blocks") for line in failure_message(replace(record, diagnosis="")).splitlines())
 
 
 def test_edges_beyond_the_budget_are_not_diagnosed() -> None:

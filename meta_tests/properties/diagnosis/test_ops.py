@@ -17,7 +17,7 @@ import torch
 from oracle.case import Case
 from oracle.formats import FORMATS
 from oracle.ops.rope.case import size_of
-from properties.diagnosis.counterfactual import scene_of
+from properties.diagnosis.counterfactual import failing_case
 from properties.diagnosis.engine import diagnose, table_of
 from properties.diagnosis.match import match
 from properties.judge.pipeline import certify
@@ -194,11 +194,11 @@ def test_no_counterfactual_stumbles_over_odd_shapes(op: str) -> None:
         observed = subject.call(case)
         assert observed.fault is None
         wrong = {n: (v.astype(np.float64) * 3 + 1).astype(v.dtype) for n, v in observed.outputs.items()}
-        scene = scene_of(subject, case, wrong)
+        failing = failing_case(subject, case, wrong)
         said = []
         for row in table_of(op).hypotheses:
-            for c in row.imagine(scene):
-                assert match(scene, c, quick=False).fits.shape == (len(subject.forms),)
+            for c in row.imagine(failing):
+                assert match(failing, c, quick=False).fits.shape == (len(subject.forms),)
                 said.append(c.sentence)
                 tried += 1
         assert len(set(said)) == len(said)
@@ -216,6 +216,6 @@ def test_a_magnitude_of_one_is_not_divided_by(rope_type: str) -> None:
         scaling |= {"original_max_position_embeddings": 64}
     arrays = {"dy": np.ones((1, 1, 2, 8), dtype=np.float32), "positions": np.array([1, 2])}
     case = Case("rope_backward", arrays, {"scaling": scaling})
-    scene = scene_of(subject, case, subject.call(case).outputs)
-    said = [c.sentence for row in table_of("rope_backward").hypotheses for c in row.imagine(scene)]
+    failing = failing_case(subject, case, subject.call(case).outputs)
+    said = [c.sentence for row in table_of("rope_backward").hypotheses for c in row.imagine(failing)]
     assert ("the result were divided by the magnitude" in said) == (size_of(case) != 1)

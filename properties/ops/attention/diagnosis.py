@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from oracle.formats import FORMATS, format_of
 from oracle.ops.attention.case import scale_float
 from properties.diagnosis import outputs, stages
-from properties.diagnosis.counterfactual import LOG2_E, Counterfactual, Hypothesis, Scene, Table
-from properties.diagnosis.heads import LN2, TILES, Head, Heads, last_missing, of_head
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Hypothesis, Table
+from properties.diagnosis.heads import TILES, Head, Heads, last_missing, of_head
 from properties.ops.attention import diagnosis_masks as seen
 from properties.ops.attention import diagnosis_probes as probes
 from properties.ops.attention.diagnosis_options import options
+from properties.subject import LOG2_E
 
 # --- keys ---
 
@@ -29,8 +30,8 @@ def _only(keep: Any) -> Callable[[Head], Head]:
     return lambda h: replace(h, visible=h.visible & keep)
 
 
-def missing_keys(scene: Scene) -> Iterator[Counterfactual]:
-    x = Heads(scene.case)
+def missing_keys(failing: FailingCase) -> Iterator[Counterfactual]:
+    x = Heads(failing.case)
     n = x.keys
     j = np.arange(n)
     for what, count in last_missing(n, "key", "keys"):
@@ -44,14 +45,14 @@ def missing_keys(scene: Scene) -> Iterator[Counterfactual]:
             yield of_head(x, f"the first {t} keys were missing", _only(j >= t))
     if n > 1:
         yield of_head(x, "the first key was missing", _only(j > 0))
-        key = x.key_that_is_missing(scene)
+        key = x.key_that_is_missing(failing)
         if key is not None:
             yield of_head(x, f"key {key} was missing", _only(j != key))
 
 
-def padded_keys(scene: Scene) -> Iterator[Counterfactual]:
+def padded_keys(failing: FailingCase) -> Iterator[Counterfactual]:
     """Zeros behind the last key that are attended to."""
-    x = Heads(scene.case)
+    x = Heads(failing.case)
 
     def padded(pad: int) -> Callable[[Head], Head]:
         def make(h: Head) -> Head:
@@ -70,8 +71,8 @@ def padded_keys(scene: Scene) -> Iterator[Counterfactual]:
             yield of_head(x, says, padded(pad), choice=" or ".join(tiles))
 
 
-def value_order(scene: Scene) -> Iterator[Counterfactual]:
-    x = Heads(scene.case)
+def value_order(failing: FailingCase) -> Iterator[Counterfactual]:
+    x = Heads(failing.case)
     n = x.keys
     if n == 1:
         return
@@ -82,17 +83,17 @@ def value_order(scene: Scene) -> Iterator[Counterfactual]:
     yield of_head(x, "each key had the value of the next", ordered(np.roll(np.arange(n), -1)))
     yield of_head(x, "each key had the value of the one before", ordered(np.roll(np.arange(n), 1)))
     yield of_head(x, "the order of values were reversed", ordered(np.arange(n)[::-1]))
-    for first, t in x.tiles_that_changed_places(scene):
+    for first, t in x.tiles_that_changed_places(failing):
         order = np.arange(n)
         order[first : first + 2 * t] = np.roll(order[first : first + 2 * t], t)
         tiles = f"keys {first} .. {first + t - 1} and {first + t} .. {first + 2 * t - 1}"
         yield of_head(x, f"the values of {tiles} had changed places", ordered(order))
-    if scene.case.arrays["k"].shape == scene.case.arrays["v"].shape:
+    if failing.case.arrays["k"].shape == failing.case.arrays["v"].shape:
         yield of_head(x, "k and v had changed places", lambda h: replace(h, k=h.v, v=h.k))
 
 
-def uniform(scene: Scene) -> Iterator[Counterfactual]:
-    x = Heads(scene.case)
+def uniform(failing: FailingCase) -> Iterator[Counterfactual]:
+    x = Heads(failing.case)
     yield of_head(x, "all weights were equal (the mean of V)", lambda h: replace(h, scale=0.0, bias=None))
     yield of_head(
         x,
@@ -104,13 +105,13 @@ def uniform(scene: Scene) -> Iterator[Counterfactual]:
 # --- heads and dimensions ---
 
 
-def head_mapping(scene: Scene) -> Iterator[Counterfactual]:
-    x = Heads(scene.case)
-    heads, shared = scene.case.arrays["q"].shape[1], scene.case.arrays["k"].shape[1]
+def head_mapping(failing: FailingCase) -> Iterator[Counterfactual]:
+    x = Heads(failing.case)
+    heads, shared = failing.case.arrays["q"].shape[1], failing.case.arrays["k"].shape[1]
     for says, of_k, of_v in kv_heads_read(heads, shared):
 
         def make(head: Head, of_k: Any = of_k, of_v: Any = of_v) -> Head:
-            k, v = (scene.case.arrays[n][head.key[0]] for n in ("k", "v"))
+            k, v = (failing.case.arrays[n][head.key[0]] for n in ("k", "v"))
             return replace(head, k=k[of_k[head.key[1]]], v=v[of_v[head.key[1]]])
 
         yield of_head(x, says, make)
@@ -130,14 +131,14 @@ def kv_heads_read(heads: int, shared: int) -> Iterator[tuple[str, NDArray[np.int
     yield "V came from the KV heads in reverse order, K did not", right, shared - 1 - right
 
 
-def dimensions(scene: Scene) -> Iterator[Counterfactual]:
-    x = Heads(scene.case)
-    d, s = scene.case.arrays["q"].shape[3], scale_float(scene.case)
+def dimensions(failing: FailingCase) -> Iterator[Counterfactual]:
+    x = Heads(failing.case)
+    d, s = failing.case.arrays["q"].shape[3], scale_float(failing.case)
     for n in sorted({*TILES, 8, 96, d - 1, d // 2}):
         if 0 < n < d:
             says = f"scores read the first {n} entries of a head only"
             yield of_head(x, says, partial(_cut, n=n, scale=s))
-            if scene.case.options.get("scale") is None:
+            if failing.case.options.get("scale") is None:
                 yield of_head(x, f"{says}, and the scale were that of {n}", partial(_cut, n=n, scale=None))
 
 
@@ -148,8 +149,8 @@ def _cut(h: Head, n: int, scale: float | None) -> Head:
 # --- scale ---
 
 
-def scales(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def scales(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     q, v = case.arrays["q"], case.arrays["v"]
     given = case.options.get("scale")
     s = scale_float(case)
@@ -176,10 +177,10 @@ def scale_choices(s: float, given: float | None, d: int, dv: int, heads: int) ->
     yield "the scale were that of Dv", dv**-0.5
     yield "the scale were that of all heads together", (heads * d) ** -0.5
     yield "the scale had the wrong sign", -s
-    yield "exp2 were taken without the factor log2(e)", s * LN2
+    yield "exp2 were taken without the factor log2(e)", s / LOG2_E
     yield "the factor log2(e) were applied twice", s * LOG2_E
     for digits in ("1.442", "1.44", "1.4427"):
-        yield f"log2(e) were {digits}", s * (float(digits) * LN2)
+        yield f"log2(e) were {digits}", s * float(digits) / LOG2_E
     padded = {-(-d // m) * m for m in (8, 16, 32, 64, 128)} | {1 << (d - 1).bit_length()}
     for p in sorted(padded - {d}):
         yield f"the scale were made from D padded to {p}", p**-0.5
@@ -190,10 +191,10 @@ def scale_choices(s: float, given: float | None, d: int, dv: int, heads: int) ->
 # --- q, k, v in fewer bits ---
 
 
-def narrow_inputs(scene: Scene) -> Iterator[Counterfactual]:
+def narrow_inputs(failing: FailingCase) -> Iterator[Counterfactual]:
     """Operands that pass through a narrower format: exact values change, so their place is here."""
-    x = Heads(scene.case)
-    own, s = format_of(scene.case.arrays["q"]), scale_float(scene.case)
+    x = Heads(failing.case)
+    own, s = format_of(failing.case.arrays["q"]), scale_float(failing.case)
 
     def passed(name: str, which: Sequence[str]) -> Callable[[Head], Head]:
         def make(h: Head) -> Head:

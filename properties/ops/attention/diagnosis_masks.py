@@ -14,14 +14,15 @@ from oracle.block import Block
 from oracle.case import Case
 from oracle.formats import format_of
 from oracle.ops.attention.case import scale_float
-from properties.diagnosis.counterfactual import LOG2_E, Change, Counterfactual, Predictions, Scene, changed
-from properties.diagnosis.heads import LN2, TILES, Head, Heads, of_head
+from properties.diagnosis.counterfactual import Change, Counterfactual, FailingCase, Predictions, changed
+from properties.diagnosis.heads import TILES, Head, Heads, of_head
+from properties.subject import LOG2_E
 
 Bools = NDArray[np.bool_]
 
 
-def causal(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def causal(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     bare = Heads(case.without_options("is_causal"))
     for says, visible, choice in causal_rules(case):
         yield of_head(bare, says, partial(_seen, visible=visible), choice=choice)
@@ -60,13 +61,13 @@ def causal_rules(case: Case) -> Iterator[tuple[str, Bools, str]]:
                 yield "the causal loop ended before the last, partial tile of {} keys", partly, str(t)
 
 
-def masks(scene: Scene) -> Iterator[Counterfactual]:
-    mask = scene.case.options.get("attn_mask")
+def masks(failing: FailingCase) -> Iterator[Counterfactual]:
+    mask = failing.case.options.get("attn_mask")
     if mask is None:
         return
-    q, k = scene.case.arrays["q"], scene.case.arrays["k"]
+    q, k = failing.case.arrays["q"], failing.case.arrays["k"]
     shape = (*q.shape[:3], k.shape[2])
-    bare = Heads(scene.case.without_options("attn_mask"))
+    bare = Heads(failing.case.without_options("attn_mask"))
     yield of_head(bare, "attn_mask were ignored", lambda h: h)
     for says, other in other_masks(mask, shape):
         whole = np.broadcast_to(other, shape)
@@ -79,7 +80,7 @@ def masks(scene: Scene) -> Iterator[Counterfactual]:
             lambda h: replace(h, bias=whole[h.key][h.rows].astype(np.float64)),
         )
         return
-    s, x = scale_float(scene.case), Heads(scene.case)
+    s, x = scale_float(failing.case), Heads(failing.case)
     for says, factor in additive_factors(s):
         yield of_head(x, says, partial(Head.biased, factor=factor))
     yield of_head(x, "the additive mask hid nothing", lambda h: replace(h, visible=bare.head(h.key, h.rows).visible))
@@ -91,7 +92,7 @@ def additive_factors(s: float) -> Iterator[tuple[str, float]]:
     yield "the additive mask only hid, and added nothing", 0.0
     yield "the additive mask were added twice", 2.0
     yield "the additive mask were subtracted", -1.0
-    yield "the additive mask were in base 2", LN2
+    yield "the additive mask were in base 2", 1 / LOG2_E
     yield "the additive mask were multiplied by log2(e)", LOG2_E
 
 
@@ -126,9 +127,9 @@ def other_masks(mask: NDArray[Any], shape: tuple[int, ...]) -> Iterator[tuple[st
             yield f"the mask were read from key {t} on only", np.where(j < t, open_, whole)
 
 
-def soft_exclusion(scene: Scene) -> Iterator[Counterfactual]:
+def soft_exclusion(failing: FailingCase) -> Iterator[Counterfactual]:
     """Hidden keys whose scores are lowered and not excluded."""
-    x = Heads(scene.case)
+    x = Heads(failing.case)
 
     def lowered(low: float) -> Callable[[Head], Head]:
         def make(h: Head) -> Head:
@@ -137,16 +138,16 @@ def soft_exclusion(scene: Scene) -> Iterator[Counterfactual]:
 
         return make
 
-    if not {"is_causal", "attn_mask"} & set(scene.case.options):
+    if not {"is_causal", "attn_mask"} & set(failing.case.options):
         return
     for low in (-1e4, -1e9):
         yield of_head(x, f"hidden keys had {low:g} added to their scores", lowered(low))
 
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         v = x.head(block.key, block.rows).v.astype(np.float64)
         # A sum of n values, a division and the output's rounding.
         unit = (
-            s.formats["out"].unit_roundoff + (len(v) + 8) * 2.0**-24 + format_of(scene.case.arrays["v"]).unit_roundoff
+            s.formats["out"].unit_roundoff + (len(v) + 8) * 2.0**-24 + format_of(failing.case.arrays["v"]).unit_roundoff
         )
         room = unit * np.abs(v).mean(axis=0) + s.formats["out"].omega
         there = p["out"].at(v.mean(axis=0))
@@ -155,18 +156,18 @@ def soft_exclusion(scene: Scene) -> Iterator[Counterfactual]:
         result = {**p, "out": there.where(empty, p["out"])}
         return result if "lse" not in p else {**result, "lse": p["lse"].marked("free", empty)}
 
-    if any(look.block.empty.any() for look in scene.looks):
+    if any(judged.block.empty.any() for judged in failing.blocks):
         yield changed("rows without a key attended to every key alike (masks that add a finite number)", change)
 
 
-def leaks(scene: Scene) -> Iterator[Counterfactual]:
+def leaks(failing: FailingCase) -> Iterator[Counterfactual]:
     """What a NaN in a hidden key or value does to rows that may not attend to it."""
-    k, v = (~np.isfinite(scene.case.arrays[n].astype(np.float64)) for n in ("k", "v"))
-    x = Heads(scene.case)
-    group = scene.case.arrays["q"].shape[1] // k.shape[1]
+    k, v = (~np.isfinite(failing.case.arrays[n].astype(np.float64)) for n in ("k", "v"))
+    x = Heads(failing.case)
+    group = failing.case.arrays["q"].shape[1] // k.shape[1]
 
     def reached(names: Sequence[str], bad: Bools) -> Change:
-        def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+        def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
             here = bad[block.key[0], block.key[1] // group].any(axis=1)
             hidden = (~x.head(block.key, block.rows).visible & here).any(axis=1, keepdims=True)
             return {n: q.marked("breaks", hidden) if n in names else q for n, q in p.items()}

@@ -8,7 +8,7 @@ import numpy as np
 
 from oracle.case import Case
 from oracle.ops.attention.case import CHOICES, DESCALES, chosen, scale_float
-from properties.diagnosis.counterfactual import Counterfactual, Scene, of_case
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, of_case
 from properties.ops.attention.options import CHOICES_OF, NAMES, factors_by_head
 
 WORDS = {
@@ -35,8 +35,8 @@ MEANT = {
 }
 
 
-def options(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def options(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     held = [name for name in NAMES if case.options.get(name) is not None]
     yield from _alignments(case)
     for name in held:

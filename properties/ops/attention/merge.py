@@ -86,7 +86,7 @@ def merged(
 ) -> Judgement:
     """What ``parts`` (dense cases, the first of them with the sink) gave, merged, against the output of all keys."""
     blind = np.stack([~visible_rows(part).any(axis=-1) for part in parts])
-    factor = np.log(2.0) if subject.conventions.get("lse_base") == "2" else 1.0
+    factor = 1 / subject.nat()
     lse = np.stack([s["lse"].astype(np.float64) * factor for s in seen])
     out = np.stack([s["out"].astype(np.float64) for s in seen])
     if subject.conventions.get("empty_row_lse") != "-inf":

@@ -21,7 +21,7 @@ from oracle.ops.blocks import gqa as gqa_block
 from oracle.ops.blocks import gqa_case as gqa_block_case
 from oracle.ops.blocks import mla as mla_block
 from oracle.ops.blocks import mla_case as mla_block_case
-from properties.diagnosis.counterfactual import Counterfactual, Key, Scene
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Key
 
 Bools = NDArray[np.bool_]
 Moved = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -44,9 +44,9 @@ class ChangedStep:
     keep: Callable[[Float64Array], Float64Array] | None = None
 
 
-def with_step(scene: Scene, says: str, changed_step: ChangedStep) -> Counterfactual:
-    made = _mla if scene.case.op == "mla_block" else _gqa
-    return Counterfactual(says, block=lambda key, rows: made(scene.case, key, rows, changed_step))
+def with_step(failing: FailingCase, says: str, changed_step: ChangedStep) -> Counterfactual:
+    made = _mla if failing.case.op == "mla_block" else _gqa
+    return Counterfactual(says, block=lambda key, rows: made(failing.case, key, rows, changed_step))
 
 
 def _whole(

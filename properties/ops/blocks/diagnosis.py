@@ -18,7 +18,7 @@ from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.blocks import gqa_case as gqa_block_case
 from oracle.ops.blocks import mla_case as mla_block_case
 from properties.diagnosis import outputs
-from properties.diagnosis.counterfactual import Counterfactual, Hypothesis, Scene, Table, of_case
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Hypothesis, Table, of_case
 from properties.ops.attention.diagnosis import kv_heads_read, scale_choices
 from properties.ops.blocks.changed_steps import ChangedStep, with_step
 from properties.ops.mla import diagnosis as latent
@@ -30,20 +30,20 @@ E4M3 = FORMATS["e4m3"]
 # --- both blocks ---
 
 
-def causal(scene: Scene) -> Iterator[Counterfactual]:
-    length = scene.case.arrays["x"].shape[1]
+def causal(failing: FailingCase) -> Iterator[Counterfactual]:
+    length = failing.case.arrays["x"].shape[1]
     if length > 1:
-        yield with_step(scene, "the causal mask were ignored", ChangedStep(more=length))
-        yield with_step(scene, "the causal mask let each query see one more key", ChangedStep(more=1))
+        yield with_step(failing, "the causal mask were ignored", ChangedStep(more=length))
+        yield with_step(failing, "the causal mask let each query see one more key", ChangedStep(more=1))
 
 
-def rotations(scene: Scene) -> Iterator[Counterfactual]:
-    yield with_step(scene, "keys were not rotated", ChangedStep(key=np.zeros_like))
-    yield with_step(scene, "queries were not rotated", ChangedStep(query=np.zeros_like))
-    if scene.case.op == "gqa_block":
-        yield from _given_tables(scene.case)
+def rotations(failing: FailingCase) -> Iterator[Counterfactual]:
+    yield with_step(failing, "keys were not rotated", ChangedStep(key=np.zeros_like))
+    yield with_step(failing, "queries were not rotated", ChangedStep(query=np.zeros_like))
+    if failing.case.op == "gqa_block":
+        yield from _given_tables(failing.case)
     else:
-        yield from _positions(scene)
+        yield from _positions(failing)
 
 
 def _given_tables(case: Case) -> Iterator[Counterfactual]:
@@ -63,15 +63,15 @@ def _given_tables(case: Case) -> Iterator[Counterfactual]:
         yield of_case("the layout were interleaved", case.with_arrays(**turned))
 
 
-def _positions(scene: Scene) -> Iterator[Counterfactual]:
-    case, p = scene.case, scene.case.arrays["positions"]
+def _positions(failing: FailingCase) -> Iterator[Counterfactual]:
+    case, p = failing.case, failing.case.arrays["positions"]
     other = "interleaved" if mla_block_case.chosen(case, "layout") == "half" else "half"
     yield of_case(f"the layout were {other}", case.with_options(layout=other))
     yield of_case("nothing were rotated (positions ignored)", case.with_arrays(positions=np.zeros_like(p)))
     yield of_case("the sign of sin were flipped", case.with_arrays(positions=-p))
     for says, side in (("queries", "query"), ("keys", "key")):
         for words, moved in (("counted their positions from 0", _from_zero), ("were one position ahead", _ahead)):
-            yield with_step(scene, f"{says} {words}", ChangedStep(**{side: moved}))  # type: ignore[arg-type]
+            yield with_step(failing, f"{says} {words}", ChangedStep(**{side: moved}))  # type: ignore[arg-type]
     if p.ndim == 2 and len(p) > 1:
         first = np.ascontiguousarray(np.broadcast_to(p[:1], p.shape))
         yield of_case("all sequences used the positions of the first", case.with_arrays(positions=first))
@@ -79,9 +79,9 @@ def _positions(scene: Scene) -> Iterator[Counterfactual]:
         yield of_case("base were ignored and 10000 used", case.without_options("base"))
 
 
-def scaled(scene: Scene) -> Iterator[Counterfactual]:
+def scaled(failing: FailingCase) -> Iterator[Counterfactual]:
     """Parameters of scaled frequencies ignored or misread; the softmax scale stays what it is."""
-    case = scene.case
+    case = failing.case
     if case.options.get("scaling") is None:
         return
     fixed = case.with_options(scale=mla_block_case.scale_float(case))
@@ -102,8 +102,8 @@ def _ahead(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return positions + 1
 
 
-def scales(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def scales(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     if case.op == "gqa_block":
         n = gqa_block_case.sizes(case)
         s, w_q = n.dim**-0.5, case.arrays["w_q"].astype(np.float64)
@@ -124,8 +124,8 @@ def scales(scene: Scene) -> Iterator[Counterfactual]:
         yield of_case(says, case.with_options(scale=value))
 
 
-def heads(scene: Scene) -> Iterator[Counterfactual]:
-    case, w_o = scene.case, scene.case.arrays["w_o"]
+def heads(failing: FailingCase) -> Iterator[Counterfactual]:
+    case, w_o = failing.case, failing.case.arrays["w_o"]
     if case.op == "gqa_block":
         n = gqa_block_case.sizes(case)
         count = n.heads
@@ -148,9 +148,9 @@ def heads(scene: Scene) -> Iterator[Counterfactual]:
         yield of_case("the heads' outputs were joined entry by entry", case.with_arrays(w_o=mixed))
 
 
-def operands(scene: Scene) -> Iterator[Counterfactual]:
+def operands(failing: FailingCase) -> Iterator[Counterfactual]:
     """gqa_block: q and k as stored in a narrow format once they are rotated."""
-    case = scene.case
+    case = failing.case
     own = format_of(case.arrays["x"])
     for name in ("e4m3", "bf16", "fp16"):
         fmt = FORMATS[name]
@@ -192,8 +192,8 @@ def wider(case: Case) -> Iterator[Case]:
 # --- norms and latents ---
 
 
-def norms(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def norms(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     held = [name for name in mla_block_case.NORMS if case.options.get(name) is not None]
     for name in held:
         yield of_case(f"{name} were missing", case.without_options(name))
@@ -204,9 +204,9 @@ def norms(scene: Scene) -> Iterator[Counterfactual]:
     if not held:
         return
     eps = float(mla_block_case.chosen(case, "eps"))
-    yield with_step(scene, "eps stood outside the root of the norm", ChangedStep(norm=partial(_rooted, outside=True)))
+    yield with_step(failing, "eps stood outside the root of the norm", ChangedStep(norm=partial(_rooted, outside=True)))
     yield with_step(
-        scene, "the norm divided by the sum of squares, not their mean", ChangedStep(norm=partial(_rooted, width=1))
+        failing, "the norm divided by the sum of squares, not their mean", ChangedStep(norm=partial(_rooted, width=1))
     )
     for says, other in (("eps were ignored", 1e-300), ("eps were 1e-05", 1e-5), ("eps were 1e-06", 1e-6)):
         if other != eps:
@@ -221,13 +221,13 @@ def _rooted(
     return np.asarray(c / root * gain)
 
 
-def kept(scene: Scene) -> Iterator[Counterfactual]:
+def kept(failing: FailingCase) -> Iterator[Counterfactual]:
     def saturated(c: Float64Array) -> Float64Array:
         return E4M3.round(np.clip(c, -E4M3.max_finite, E4M3.max_finite))
 
-    yield with_step(scene, "latents were kept in e4m3 without a factor", ChangedStep(keep=saturated))
+    yield with_step(failing, "latents were kept in e4m3 without a factor", ChangedStep(keep=saturated))
     yield with_step(
-        scene,
+        failing,
         f"latents beyond {E4M3.max_finite:g} were cut off",
         ChangedStep(keep=lambda c: np.clip(c, -E4M3.max_finite, E4M3.max_finite)),
     )

@@ -16,7 +16,7 @@ from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
 from oracle.ops.mla import case as mla_case
 from oracle.ops.table import op_named
-from properties.diagnosis.counterfactual import Counterfactual, Scene
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase
 from properties.diagnosis.heads import TILES, last_missing
 from properties.ops.attention import diagnosis as diagnose_attention
 from properties.ops.attention import diagnosis_options as diagnose_options
@@ -31,13 +31,13 @@ Hypotheses = Iterator[tuple[str, Made]]
 
 def hypotheses(subject: Subject, case: Case) -> Hypotheses:
     """(what completes "as if", the gradients that the defect gives); the likely and the cheap ones first."""
-    scene = Scene(subject, case, {})
+    failing = FailingCase(subject, case, {})
     latent = case.op == "mla_backward"
     yield "the row sums D were left out of dS", by(delta=False)
     yield from _latent_shares(case) if latent else _groups(case)
-    yield from _of_cases(diagnose_mla.causal(scene)) if latent else _causal(case)
+    yield from _of_cases(diagnose_mla.causal(failing)) if latent else _causal(case)
     if not latent:
-        yield from _options(scene)
+        yield from _options(failing)
         yield from _masks(case)
     yield from _missing(case)
     yield from _scales(case)
@@ -119,9 +119,9 @@ def _causal(case: Case) -> Hypotheses:
         yield says.format(choice), made
 
 
-def _options(scene: Scene) -> Hypotheses:
-    case = scene.case
-    yield from _of_cases(diagnose_options.options(scene))
+def _options(failing: FailingCase) -> Hypotheses:
+    case = failing.case
+    yield from _of_cases(diagnose_options.options(failing))
     if "softcap" in case.options:
         yield "the gradient passed the soft cap unchanged", by(slope=False)
     hides = {"is_causal", "attn_mask", "window_size"} & set(case.options)

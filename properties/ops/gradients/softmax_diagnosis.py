@@ -15,10 +15,10 @@ from oracle.ops.softmax.gradient_case import clean_rows
 from properties.diagnosis import outputs
 from properties.diagnosis.counterfactual import (
     Counterfactual,
+    FailingCase,
     Hypothesis,
     Key,
     Predictions,
-    Scene,
     Table,
     changed,
     of_case,
@@ -29,9 +29,9 @@ TILES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 Sums = Callable[[Float64Array, Float64Array], Float64Array]
 
 
-def sums(scene: Scene) -> Iterator[Counterfactual]:
+def sums(failing: FailingCase) -> Iterator[Counterfactual]:
     """D as another number of each row."""
-    n = scene.case.arrays["y"].shape[-1]
+    n = failing.case.arrays["y"].shape[-1]
     j = np.arange(n)
     rows: list[tuple[str, Sums]] = [
         ("the row sum D were left out", lambda y, dy: np.zeros((len(y), 1))),
@@ -49,9 +49,9 @@ def sums(scene: Scene) -> Iterator[Counterfactual]:
         if n > t and n % t > 1:
             rows.append((f"D left out the last {n % t} entries, beyond a multiple of {t}", _over(j < n // t * t)))
     for says, total in rows:
-        yield _formula(scene, says, total, lambda y, dy, d: y * (dy - d))
+        yield _formula(failing, says, total, lambda y, dy, d: y * (dy - d))
     yield _formula(
-        scene,
+        failing,
         "it were the gradient of log_softmax, dy - y times the sum of dy",
         lambda y, dy: dy.sum(axis=1, keepdims=True),
         lambda y, dy, d: dy - y * d,
@@ -68,12 +68,15 @@ def _over(kept: NDArray[np.bool_]) -> Sums:
 
 
 def _formula(
-    scene: Scene, says: str, total: Sums, gradient: Callable[[Float64Array, Float64Array, Float64Array], Float64Array]
+    failing: FailingCase,
+    says: str,
+    total: Sums,
+    gradient: Callable[[Float64Array, Float64Array, Float64Array], Float64Array],
 ) -> Counterfactual:
     """dx = gradient(y, dy, D) with D = total(y, dy) [r, 1], in float64."""
 
     def block(key: Key, rows: Rows) -> Block:
-        y, dy, undefined = clean_rows(scene.case, rows)
+        y, dy, undefined = clean_rows(failing.case, rows)
         with np.errstate(all="ignore"):
             d = total(y, dy)
             value = gradient(y, dy, d)
@@ -86,15 +89,15 @@ def _formula(
     return Counterfactual(says, block=block)
 
 
-def cotangents(scene: Scene) -> Iterator[Counterfactual]:
+def cotangents(failing: FailingCase) -> Iterator[Counterfactual]:
     """The formula on other arguments."""
-    case = scene.case
+    case = failing.case
     y, dy = case.arrays["y"], case.arrays["dy"]
     yield of_case("dy were all ones", case.with_arrays(dy=np.ones_like(dy)))
     yield of_case("y and dy had changed places", case.with_arrays(y=dy, dy=y))
 
 
-def rounded_sums(scene: Scene) -> Iterator[Counterfactual]:
+def rounded_sums(failing: FailingCase) -> Iterator[Counterfactual]:
     """D added up entry by entry in a narrow format."""
     for name in ("fp16", "bf16"):
 
@@ -104,7 +107,7 @@ def rounded_sums(scene: Scene) -> Iterator[Counterfactual]:
                 found = fmt.round(found + (y * dy)[:, j : j + 1])
             return found
 
-        def change(s: Scene, block: Block, p: Predictions, total: Sums = total) -> Predictions:
+        def change(s: FailingCase, block: Block, p: Predictions, total: Sums = total) -> Predictions:
             y, dy, _ = clean_rows(s.case, block.rows)
             value = y * (dy - total(y, dy))
             lost = ~np.isfinite(value)

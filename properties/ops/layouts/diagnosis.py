@@ -19,11 +19,11 @@ from oracle.ops.table import op_named
 from properties.diagnosis.counterfactual import (
     Change,
     Counterfactual,
+    FailingCase,
     Hypothesis,
+    JudgedBlock,
     Key,
-    Look,
     Predictions,
-    Scene,
     Source,
     Table,
     changed,
@@ -52,10 +52,10 @@ def possible(says: str, case: Case) -> Iterator[Counterfactual]:
 # --- packed ---
 
 
-def spans(scene: Scene) -> Iterator[Counterfactual]:
+def spans(failing: FailingCase) -> Iterator[Counterfactual]:
     """Sequences of a packed call that read the keys of other places."""
-    sums = scene.case.arrays["cu_seqlens_k"].astype(int)
-    queries = scene.case.arrays["cu_seqlens_q"].astype(int)
+    sums = failing.case.arrays["cu_seqlens_k"].astype(int)
+    queries = failing.case.arrays["cu_seqlens_q"].astype(int)
     count, total = len(sums) - 1, int(sums[-1])
 
     def own(n: int) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def spans(scene: Scene) -> Iterator[Counterfactual]:
         says = "each sequence read its neighbour's keys up to a whole tile of {} keys"
         rows.append((says, str(t), lambda n, t=t: from_own_start(n, -(-_length(own(n)) // t) * t)))  # type: ignore[misc]
     for says, choice, span in rows:
-        yield Counterfactual(says, _from(scene.case, span), choice=choice)
+        yield Counterfactual(says, _from(failing.case, span), choice=choice)
 
 
 def _length(span: tuple[int, int]) -> int:
@@ -109,8 +109,8 @@ def _from(case: Case, span: Span) -> Source:
 # --- paged ---
 
 
-def lengths(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def lengths(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     held, size = case.arrays["cache_seqlens"], case.arrays["k_cache"].shape[1]
     pages = -(-held // size)
 
@@ -127,9 +127,9 @@ def lengths(scene: Scene) -> Iterator[Counterfactual]:
     yield from of("every sequence were one key shorter", np.maximum(held - 1, 0))
 
 
-def pages(scene: Scene) -> Iterator[Counterfactual]:
+def pages(failing: FailingCase) -> Iterator[Counterfactual]:
     """The table's entries read in another order, or not at all."""
-    case = scene.case
+    case = failing.case
     table, (total, size) = case.arrays["block_table"], case.arrays["k_cache"].shape[:2]
     used = [len(layouts.pages_of(case, n)) for n in range(len(table))]
 
@@ -166,21 +166,25 @@ def pages(scene: Scene) -> Iterator[Counterfactual]:
 def _unknown(lost: list[int]) -> Change:
     """Sequences whose pages lie outside the cache may give anything."""
 
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         return {n: q.marked("free", True) for n, q in p.items()} if block.key[0] in lost else p
 
     return change
 
 
-def padding(scene: Scene) -> Iterator[Counterfactual]:
+def padding(failing: FailingCase) -> Iterator[Counterfactual]:
     """What NaN behind the last key of a page does to the rows of its sequence."""
-    count = layouts.sequences(scene.case)
+    count = layouts.sequences(failing.case)
     for says, cache, reached in (("V", "v_cache", ("out",)), ("K and V", "k_cache", ("out", "lse"))):
-        tainted = [_tainted(scene.case, n, cache) for n in range(count)]
+        tainted = [_tainted(failing.case, n, cache) for n in range(count)]
         if any(tainted):
 
             def change(
-                s: Scene, block: Block, p: Predictions, tainted: list[bool] = tainted, reached: Sequence[str] = reached
+                s: FailingCase,
+                block: Block,
+                p: Predictions,
+                tainted: list[bool] = tainted,
+                reached: Sequence[str] = reached,
             ) -> Predictions:
                 bad = tainted[block.key[0]]
                 return {n: q.marked("breaks", bad) if n in reached else q for n, q in p.items()}
@@ -208,61 +212,63 @@ def spoiled(subject: Subject, case: Case) -> Case | None:
 # --- both ---
 
 
-def slopes(scene: Scene) -> Iterator[Counterfactual]:
+def slopes(failing: FailingCase) -> Iterator[Counterfactual]:
     """ALiBi of the wrong heads or sequences."""
-    yield from diagnose_options.slopes(scene.case)
+    yield from diagnose_options.slopes(failing.case)
 
 
 def of_attention(hypothesis: Hypothesis) -> Hypothesis:
     """A kind of defect of attention, in every sequence that can show it; the others are as they should be."""
 
-    def imagine(scene: Scene) -> Iterable[Counterfactual]:
+    def imagine(failing: FailingCase) -> Iterable[Counterfactual]:
         found: dict[tuple[str, str], dict[int, Counterfactual]] = {}
-        scenes = {n: _dense_scene(scene, n) for n in sorted({look.block.key[0] for look in scene.looks})}
-        for n, inner in scenes.items():
-            if not layouts.key_count(scene.case, n) and hypothesis.name not in OF_EMPTY:
+        dense = {n: _dense_case(failing, n) for n in sorted({judged.block.key[0] for judged in failing.blocks})}
+        for n, inner in dense.items():
+            if not layouts.key_count(failing.case, n) and hypothesis.name not in OF_EMPTY:
                 # Its dense case has a key, and a mask that hides it: neither is the target's.
                 continue
             for c in hypothesis.imagine(inner):
                 if not c.fitted and c.elsewhere is None:
                     found.setdefault((c.says, c.choice), {})[n] = c
-        return (_together(scene, scenes, by_sequence) for by_sequence in found.values())
+        return (_together(failing, dense, by_sequence) for by_sequence in found.values())
 
     return replace(hypothesis, imagine=imagine)
 
 
-def _dense_scene(scene: Scene, n: int) -> Scene:
-    """Sequence ``n`` as a scene of attention; its subject is not called."""
-    inner = replace(scene.subject, target=replace(scene.subject.target, op="attention"))
-    looks = tuple(_dense_look(look) for look in scene.looks if look.block.key[0] == n)
-    place = scene.looks[scene.worst[0]].block.key
-    at = [look.block.key[1] for look in looks].index(place[1]) if place[0] == n else 0
-    case, outputs = layouts.dense(scene.case, n), dense_outputs(scene.case, scene.outputs, n)
-    return Scene(inner, case, outputs, looks, (at, scene.worst[1] if place[0] == n else 0))
+def _dense_case(failing: FailingCase, n: int) -> FailingCase:
+    """Sequence ``n`` as a failing case of attention; its subject is not called."""
+    inner = replace(failing.subject, target=replace(failing.subject.target, op="attention"))
+    blocks = tuple(_dense_judged(judged) for judged in failing.blocks if judged.block.key[0] == n)
+    place = failing.blocks[failing.worst[0]].block.key
+    at = [judged.block.key[1] for judged in blocks].index(place[1]) if place[0] == n else 0
+    case, outputs = layouts.dense(failing.case, n), dense_outputs(failing.case, failing.outputs, n)
+    return FailingCase(inner, case, outputs, blocks, (at, failing.worst[1] if place[0] == n else 0))
 
 
-def _dense_look(look: Look) -> Look:
-    return replace(look, block=_dense_block(look.block))
+def _dense_judged(judged: JudgedBlock) -> JudgedBlock:
+    return replace(judged, block=_dense_block(judged.block))
 
 
 def _dense_block(block: Block) -> Block:
     return replace(block, key=(0, block.key[1]), places={})
 
 
-def _together(scene: Scene, scenes: dict[int, Scene], by_sequence: dict[int, Counterfactual]) -> Counterfactual:
+def _together(
+    failing: FailingCase, dense: dict[int, FailingCase], by_sequence: dict[int, Counterfactual]
+) -> Counterfactual:
     first = next(iter(by_sequence.values()))
 
     def source(key: Key, rows: Rows) -> tuple[Case, Key, Rows]:
         c = by_sequence.get(key[0])
         if c is None or c.source is None:
-            return scenes[key[0]].case, (0, key[1]), rows
+            return dense[key[0]].case, (0, key[1]), rows
         return c.source((0, key[1]), rows)
 
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         c = by_sequence.get(block.key[0])
         if c is None or c.change is None:
             return p
-        return c.change(scenes[block.key[0]], _dense_block(block), p)
+        return c.change(dense[block.key[0]], _dense_block(block), p)
 
     return replace(first, source=source, change=change)
 

@@ -12,25 +12,25 @@ from oracle.case import Case
 from oracle.formats import format_of
 from oracle.ops.mla.case import scale_float
 from properties.diagnosis import outputs, stages
-from properties.diagnosis.counterfactual import LOG2_E, Counterfactual, Hypothesis, Key, Scene, Table, of_case
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Hypothesis, Key, Table, of_case
 from properties.diagnosis.heads import TILES, last_missing
 from properties.inputs.recipes import Logits, plant
+from properties.subject import LOG2_E
 
-LN2 = 1 / LOG2_E
 WIDE = 2**12
 
 
-def parts(scene: Scene) -> Iterator[Counterfactual]:
+def parts(failing: FailingCase) -> Iterator[Counterfactual]:
     """The two parts of a score."""
-    case = scene.case
+    case = failing.case
     q_nope, q_pe = case.arrays["q_nope"], case.arrays["q_pe"]
     yield of_case("the rotary part were left out of the scores", case.with_arrays(q_pe=np.zeros_like(q_pe)))
     yield of_case("the content part were left out of the scores", case.with_arrays(q_nope=np.zeros_like(q_nope)))
     yield of_case("the rotary part were subtracted", case.with_arrays(q_pe=-q_pe))
 
 
-def scales(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def scales(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     d_h, d_r = case.arrays["q_nope"].shape[3], case.arrays["q_pe"].shape[3]
     d_c, d_v = case.arrays["c_kv"].shape[2], case.arrays["w_uv"].shape[1]
     for says, value in scale_choices(scale_float(case), case.options.get("scale"), d_h, d_r, d_c, d_v):
@@ -54,14 +54,14 @@ def scale_choices(s: float, given: float | None, d_h: int, d_r: int, d_c: int, d
         ("the scale were 1", 1.0),
         ("the scale were applied twice", s * s),
         ("the scale had the wrong sign", -s),
-        ("exp2 were taken without the factor log2(e)", s * LN2),
+        ("exp2 were taken without the factor log2(e)", s / LOG2_E),
         ("the factor log2(e) were applied twice", s * LOG2_E),
     ]
     yield from ((says, value) for says, value in rows if value != s)
 
 
-def heads(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def heads(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     count = case.arrays["w_uk"].shape[0]
     if count == 1:
         return
@@ -87,9 +87,9 @@ def weights_of_heads(case: Case, names: Sequence[str]) -> Iterator[Counterfactua
         yield of_case(f"every head used the {word} of head 0", case.with_arrays(**{name: every}))
 
 
-def keys(scene: Scene) -> Iterator[Counterfactual]:
+def keys(failing: FailingCase) -> Iterator[Counterfactual]:
     """Keys that are missing or too many, and values and keys that do not belong together."""
-    case = scene.case
+    case = failing.case
     c_kv, k_pe = case.arrays["c_kv"], case.arrays["k_pe"]
     n = c_kv.shape[1]
     # Without keys at the end, a mask that is aligned to the last key would move.
@@ -113,8 +113,8 @@ def keys(scene: Scene) -> Iterator[Counterfactual]:
         yield of_case("k_pe were that of the key before", case.with_arrays(k_pe=np.roll(k_pe, 1, axis=1)))
 
 
-def causal(scene: Scene) -> Iterator[Counterfactual]:
-    case = scene.case
+def causal(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
     if not case.options.get("is_causal"):
         yield of_case("a causal mask were applied that nobody asked for", case.with_options(is_causal=True))
         return

@@ -226,13 +226,7 @@ def forms_agree(subject: Subject, example: Input) -> Judgement:
     for name in first:
         if name not in second:
             continue
-        base = {"2": float(np.log(2.0))}
-        values = [o[name].astype(np.float64) for o in (first, second)]
-        if name == "lse":
-            values = [
-                v * base.get(b.conventions.get("lse_base", "e"), 1.0)
-                for v, b in zip(values, (subject, other), strict=True)
-            ]
+        values = [o[name].astype(np.float64) / s.nat(name) for o, s in ((first, subject), (second, other))]
         with np.errstate(invalid="ignore"):
             gap = np.where(values[0] == values[1], 0.0, np.abs(values[0] - values[1]))
         rooms = [a[name] + b[name] + SLACK * np.abs(values[0]) for a in ours for b in theirs]

@@ -28,9 +28,9 @@ from properties.diagnosis import outputs
 from properties.diagnosis.counterfactual import (
     Change,
     Counterfactual,
+    FailingCase,
     Hypothesis,
     Predictions,
-    Scene,
     Table,
     changed,
     of_case,
@@ -53,8 +53,8 @@ def pair_columns(how: Rotation, layout: str) -> NDArray[np.int64]:
 # --- layouts and widths ---
 
 
-def layouts(scene: Scene) -> Iterator[Counterfactual]:
-    case, how = scene.case, rotation(scene.case)
+def layouts(failing: FailingCase) -> Iterator[Counterfactual]:
+    case, how = failing.case, rotation(failing.case)
     other = "interleaved" if how.layout == "half" else "half"
     half = how.rotary_dim // 2
     own, theirs = pair_columns(how, how.layout), pair_columns(how, other)
@@ -71,9 +71,9 @@ def _reordered(says: str, columns: NDArray[np.int64]) -> Counterfactual:
     return Counterfactual(says, arrange=lambda key, rows, a: a[:, columns] if a.shape[1] == len(columns) else a)
 
 
-def widths(scene: Scene) -> Iterator[Counterfactual]:
+def widths(failing: FailingCase) -> Iterator[Counterfactual]:
     """Another part of the head rotated, or exponents made from another width."""
-    case, how = scene.case, rotation(scene.case)
+    case, how = failing.case, rotation(failing.case)
     if "scaling" in case.options:
         # Its parameters belong to the width and the base that are stated.
         return
@@ -95,19 +95,19 @@ def widths(scene: Scene) -> Iterator[Counterfactual]:
 # --- positions ---
 
 
-def positions(scene: Scene) -> Iterator[Counterfactual]:
-    p = scene.case.arrays["positions"]
+def positions(failing: FailingCase) -> Iterator[Counterfactual]:
+    p = failing.case.arrays["positions"]
     largest = int(p.max(initial=0))
 
     def at(says: str, moved: Any) -> Counterfactual:
-        return of_case(says, scene.case.with_arrays(positions=np.asarray(moved, dtype=np.int64)))
+        return of_case(says, failing.case.with_arrays(positions=np.asarray(moved, dtype=np.int64)))
 
     yield at("nothing were rotated", np.zeros_like(p))
-    back = scene.case.op == "rope_backward"
+    back = failing.case.op == "rope_backward"
     yield at("the gradient were rotated forward instead of back" if back else "the sign of sin were flipped", -p)
     yield at("positions counted from 0 in each call", p - p[..., :1])
     yield at("positions were 0, 1, 2, ... whatever is given", np.broadcast_to(np.arange(p.shape[-1]), p.shape))
-    by_axis = rotation(scene.case).scaling.sections is not None
+    by_axis = rotation(failing.case).scaling.sections is not None
     if p.ndim == 2 and len(p) > 1 and not by_axis:
         yield at("all sequences used the positions of the first", np.broadcast_to(p[:1], p.shape))
     yield at("positions were one too large", p + 1)
@@ -125,7 +125,7 @@ def positions(scene: Scene) -> Iterator[Counterfactual]:
 def _overflowed(lost: NDArray[np.bool_]) -> Change:
     """inf or NaN in the rows of positions that overflow; pairs only, the rest of a row does not turn."""
 
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         here = (lost if lost.ndim == 1 else lost[block.key[0]])[block.rows]
         return {
             s.main: p[s.main].marked(
@@ -139,44 +139,44 @@ def _overflowed(lost: NDArray[np.bool_]) -> Change:
 # --- bases ---
 
 
-def base_ignored(scene: Scene) -> Iterator[Counterfactual]:
-    if "base" in scene.case.options and "scaling" not in scene.case.options:
-        yield of_case("base were ignored and 10000 used", scene.case.without_options("base"))
+def base_ignored(failing: FailingCase) -> Iterator[Counterfactual]:
+    if "base" in failing.case.options and "scaling" not in failing.case.options:
+        yield of_case("base were ignored and 10000 used", failing.case.without_options("base"))
 
 
-def bases(scene: Scene) -> Iterator[Counterfactual]:
-    case, how = scene.case, rotation(scene.case)
+def bases(failing: FailingCase) -> Iterator[Counterfactual]:
+    case, how = failing.case, rotation(failing.case)
     for base in BASES:
         if base != how.base and "scaling" not in case.options:
             yield of_case(f"the base were {base:g}", case.with_options(base=base))
 
 
-def fitted_base(scene: Scene) -> Iterator[Counterfactual]:
+def fitted_base(failing: FailingCase) -> Iterator[Counterfactual]:
     """The base that follows from the pair whose angle tells it best; asked of every element after that."""
-    base = _read_base(scene)
+    base = _read_base(failing)
     if base is not None and np.isfinite(base) and 1 < base < 1e12:
-        yield _with_base(scene, base)
+        yield _with_base(failing, base)
 
 
-def _with_base(scene: Scene, base: float) -> Counterfactual:
-    made = of_case(f"the base were about {float(f'{base:.4g}'):g}", scene.case.with_options(base=base))
+def _with_base(failing: FailingCase, base: float) -> Counterfactual:
+    made = of_case(f"the base were about {float(f'{base:.4g}'):g}", failing.case.with_options(base=base))
     return replace(made, elsewhere=lambda other: _with_base(other, base))
 
 
-def _read_base(scene: Scene) -> float | None:
-    how = rotation(scene.case)
-    if "scaling" in scene.case.options:
+def _read_base(failing: FailingCase) -> float | None:
+    how = rotation(failing.case)
+    if "scaling" in failing.case.options:
         return None
     pairs = how.rotary_dim // 2
     columns = pair_columns(how, how.layout)
     t = np.arange(pairs) / pairs
     best: tuple[float, float] | None = None
-    for look in scene.looks:
-        x, _ = clean_head(scene.case, look.block.key, look.block.rows)
-        at = positions_of(scene.case, look.block.key, look.block.rows)[:, None].astype(np.float64)
-        y = look.values[scene.main]
+    for judged in failing.blocks:
+        x, _ = clean_head(failing.case, judged.block.key, judged.block.rows)
+        at = positions_of(failing.case, judged.block.key, judged.block.rows)[:, None].astype(np.float64)
+        y = judged.values[failing.main]
         before, after = (a[:, columns[:pairs]] + 1j * a[:, columns[pairs : 2 * pairs]] for a in (x, y))
-        room = np.hypot(*(look.truth[0][scene.main].bound[:, columns[i * pairs : (i + 1) * pairs]] for i in (0, 1)))
+        room = np.hypot(*(judged.truth[0][failing.main].bound[:, columns[i * pairs : (i + 1) * pairs]] for i in (0, 1)))
         with np.errstate(all="ignore"):
             angle = np.angle(after / before)
             # Half a turn at most, so that no whole turn is lost; the error of ln base is that of the angle over t.
@@ -193,28 +193,28 @@ def _read_base(scene: Scene) -> float | None:
 # --- stages ---
 
 
-def rounded_stages(scene: Scene) -> Iterator[Counterfactual]:
+def rounded_stages(failing: FailingCase) -> Iterator[Counterfactual]:
     """Frequencies, angles or tables in a narrow format, everything else exact."""
     for name in NARROW:
         fmt = FORMATS[name]
-        yield changed(f"frequencies were rounded to {name}", _turned(scene, frequency=fmt), contract={"angle": name})
-        yield changed(f"angles were rounded to {name}", _turned(scene, angle=fmt), contract={"angle": name})
-        yield changed(f"cos and sin were stored in {name}", _turned(scene, table=fmt), contract={"table": name})
+        yield changed(f"frequencies were rounded to {name}", _turned(failing, frequency=fmt), contract={"angle": name})
+        yield changed(f"angles were rounded to {name}", _turned(failing, angle=fmt), contract={"angle": name})
+        yield changed(f"cos and sin were stored in {name}", _turned(failing, table=fmt), contract={"table": name})
 
 
 def _turned(
-    scene: Scene, *, frequency: Format | None = None, angle: Format | None = None, table: Format | None = None
+    failing: FailingCase, *, frequency: Format | None = None, angle: Format | None = None, table: Format | None = None
 ) -> Change:
     """The rotation in float64 with one stage rounded; its angles err by far less than any float32 bound allows."""
-    how = rotation(scene.case)
+    how = rotation(failing.case)
     pairs = how.rotary_dim // 2
     columns = pair_columns(how, how.layout)
-    size = 1.0 if scene.case.op == "rope_apply" else size_of(scene.case)
+    size = 1.0 if failing.case.op == "rope_apply" else size_of(failing.case)
 
     def passed(fmt: Format | None, a: Float64Array) -> Float64Array:
         return a if fmt is None else fmt.round(a)
 
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         x, _ = clean_head(s.case, block.key, block.rows)
         if frequency is None and angle is None:
             cos, sin = block.part("cos").hi, block.part("sin").hi
@@ -240,9 +240,9 @@ def _turned(
 # --- tables that are given ---
 
 
-def tables(scene: Scene) -> Iterator[Counterfactual]:
+def tables(failing: FailingCase) -> Iterator[Counterfactual]:
     """rope_apply: cos and sin used otherwise than given."""
-    case = scene.case
+    case = failing.case
     cos, sin = case.arrays["cos"], case.arrays["sin"]
     yield of_case("nothing were rotated", case.with_arrays(cos=np.ones_like(cos), sin=np.zeros_like(sin)))
     yield of_case("the sign of sin were flipped", case.with_arrays(sin=-sin))
@@ -253,7 +253,7 @@ def tables(scene: Scene) -> Iterator[Counterfactual]:
     for name in NARROW:
         if FORMATS[name].precision < format_of(cos).precision:
             yield changed(
-                f"cos and sin were rounded to {name}", _turned(scene, table=FORMATS[name]), contract={"table": name}
+                f"cos and sin were rounded to {name}", _turned(failing, table=FORMATS[name]), contract={"table": name}
             )
 
 

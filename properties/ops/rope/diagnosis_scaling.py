@@ -9,14 +9,14 @@ import numpy as np
 
 from oracle.case import Case
 from oracle.ops.rope.case import check, rotation, sequence_length, size_of
-from properties.diagnosis.counterfactual import Counterfactual, Scene, of_case
+from properties.diagnosis.counterfactual import Counterfactual, FailingCase, of_case
 
 Parameters = dict[str, Any]
 
 
-def scalings(scene: Scene) -> Iterator[Counterfactual]:
+def scalings(failing: FailingCase) -> Iterator[Counterfactual]:
     """Parameters ignored or misread; only those that are a case of their own."""
-    case = scene.case
+    case = failing.case
     given = case.options.get("scaling")
     if given is None:
         return

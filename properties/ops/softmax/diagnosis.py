@@ -15,34 +15,33 @@ from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.softmax.case import clean_rows, model
 from properties.diagnosis import outputs
 from properties.diagnosis.counterfactual import (
-    LOG2_E,
     Change,
     Counterfactual,
+    FailingCase,
     Hypothesis,
     Key,
     Predictions,
-    Scene,
     Table,
     changed,
     of_case,
 )
 from properties.diagnosis.stages import FADES, OVERFLOWS, SAFE, UNDERFLOWS
+from properties.subject import LOG2_E
 
-LN2 = 1 / LOG2_E
 # ln of the smallest number that a format does not round to zero, and of its smallest normal one.
 UNDERFLOW = {"fp32": (-104.0, -87.0), "bf16": (-92.9, -87.0), "fp16": (-17.4, -9.6)}
 
 
-def other_axes(scene: Scene) -> Iterator[Counterfactual]:
+def other_axes(failing: FailingCase) -> Iterator[Counterfactual]:
     """The reduction over another axis, where the output has the shape of the inputs."""
-    arrays = scene.case.arrays
+    arrays = failing.case.arrays
     x = next(iter(arrays.values()))
-    if scene.case.op == "logsumexp":
+    if failing.case.op == "logsumexp":
         return
     for axis in range(x.ndim - 1):
         moved = np.moveaxis(x, axis, -1)
         others = {name: np.ascontiguousarray(np.moveaxis(a, axis, -1)) for name, a in arrays.items()}
-        turned = scene.case.with_arrays(**others)
+        turned = failing.case.with_arrays(**others)
         every = np.arange(moved.size // moved.shape[-1])
 
         def source(key: Key, rows: Rows, turned: Case = turned, every: Rows = every) -> tuple[Case, Key, Rows]:
@@ -53,7 +52,7 @@ def other_axes(scene: Scene) -> Iterator[Counterfactual]:
 
         yield Counterfactual(f"the reduction ran over axis {axis} instead of the last", source, arrange=arrange)
     if x.ndim > 1:
-        flat = scene.case.with_arrays(**{name: a.reshape(1, -1) for name, a in arrays.items()})
+        flat = failing.case.with_arrays(**{name: a.reshape(1, -1) for name, a in arrays.items()})
         yield Counterfactual(
             "the reduction ran over the whole array",
             lambda key, rows: (flat, key, np.arange(1)),
@@ -61,16 +60,16 @@ def other_axes(scene: Scene) -> Iterator[Counterfactual]:
         )
 
 
-def other_logits(scene: Scene) -> Iterator[Counterfactual]:
+def other_logits(failing: FailingCase) -> Iterator[Counterfactual]:
     """Rows of other numbers."""
-    x = scene.case.arrays["x"]
+    x = failing.case.arrays["x"]
     wide = x.astype(np.float64)
 
     def logits(says: str, values: Any) -> Counterfactual:
-        return of_case(says, scene.case.with_arrays(x=np.asarray(values)))
+        return of_case(says, failing.case.with_arrays(x=np.asarray(values)))
 
     with np.errstate(all="ignore"):
-        yield logits("the exponential had base 2", wide * LN2)
+        yield logits("the exponential had base 2", wide / LOG2_E)
         yield logits("the exponential had base 10", wide / np.log10(np.e))
         yield logits("every entry were negated", np.where(np.isfinite(wide), -wide, wide))
         own = format_of(x)
@@ -79,9 +78,9 @@ def other_logits(scene: Scene) -> Iterator[Counterfactual]:
                 yield logits(f"x were rounded to {name}", FORMATS[name].round(wide).astype(x.dtype))
 
 
-def left_out(scene: Scene) -> Iterator[Counterfactual]:
+def left_out(failing: FailingCase) -> Iterator[Counterfactual]:
     """Entries that are missing in the sum, and only there."""
-    n = scene.case.arrays["x"].shape[-1]
+    n = failing.case.arrays["x"].shape[-1]
     if n < 2:
         return
     j = np.arange(n)
@@ -97,7 +96,7 @@ def left_out(scene: Scene) -> Iterator[Counterfactual]:
 
 
 def _summed(kept: NDArray[np.bool_]) -> Change:
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         share = np.where(kept, block.part("p").hi, 0.0).sum(axis=1, keepdims=True)
         with np.errstate(all="ignore"):
             match s.case.op:
@@ -113,11 +112,11 @@ def _summed(kept: NDArray[np.bool_]) -> Change:
     return change
 
 
-def ranges_lost(scene: Scene) -> Iterator[Counterfactual]:
+def ranges_lost(failing: FailingCase) -> Iterator[Counterfactual]:
     """exp(x) without its maximum, and logarithms of what underflowed."""
-    op = scene.case.op
+    op = failing.case.op
 
-    def without(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def without(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         x, visible, _, _ = clean_rows(s.case, block.rows)
         top = np.where(visible, x, -np.inf).max(axis=1, keepdims=True)
         lse = block.part("lse").hi
@@ -136,7 +135,9 @@ def ranges_lost(scene: Scene) -> Iterator[Counterfactual]:
         return
     for name, (gone, fades) in UNDERFLOW.items():
 
-        def logged(s: Scene, block: Block, p: Predictions, gone: float = gone, fades: float = fades) -> Predictions:
+        def logged(
+            s: FailingCase, block: Block, p: Predictions, gone: float = gone, fades: float = fades
+        ) -> Predictions:
             log_p = block.part("log_p").hi
             visible = block.visible_keys()
             lost = visible & (log_p < gone)
@@ -145,19 +146,19 @@ def ranges_lost(scene: Scene) -> Iterator[Counterfactual]:
         yield changed(f"it were the logarithm of a softmax that underflowed in {name}", logged)
 
 
-def rounded_stages(scene: Scene) -> Iterator[Counterfactual]:
+def rounded_stages(failing: FailingCase) -> Iterator[Counterfactual]:
     """The row sum, or everything, in a narrow format."""
-    own = scene.formats["out"]
-    base = scene.subject.forms[0]
+    own = failing.formats["out"]
+    base = failing.subject.forms[0]
     for name in ("fp16", "bf16"):
         form = replace(base, compute="fp64", row_sum=name, output="fp64", exponent="natural", from_lse=False)
 
-        def sequential(s: Scene, block: Block, p: Predictions, form: Any = form) -> Predictions:
+        def sequential(s: FailingCase, block: Block, p: Predictions, form: Any = form) -> Predictions:
             value = model(s.case, block.key, block.rows, form)["out"]
             return {"out": p["out"].where(block.empty[:, None], p["out"].at(value))}
 
         yield changed(f"the row sum were kept in {name}", sequential, contract={"row_sum": name})
-    if own.precision < 24 and scene.case.op == "softmax":
+    if own.precision < 24 and failing.case.op == "softmax":
         for says, one_by_one in (("", False), (", the sum included", True)):
             yield changed(
                 f"every stage were rounded to {own.name}{says}", _all_in(own, one_by_one), contract={"compute": "input"}
@@ -165,7 +166,7 @@ def rounded_stages(scene: Scene) -> Iterator[Counterfactual]:
 
 
 def _all_in(fmt: Format, one_by_one: bool) -> Change:
-    def change(s: Scene, block: Block, p: Predictions) -> Predictions:
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
         x, visible, _, _ = clean_rows(s.case, block.rows)
         top = np.where(visible, x, -np.inf).max(axis=1, keepdims=True)
         e = np.where(visible, fmt.round(np.exp(fmt.round(x - top))), 0.0)
@@ -182,10 +183,10 @@ def _all_in(fmt: Format, one_by_one: bool) -> Change:
     return change
 
 
-def uniform(scene: Scene) -> Iterator[Counterfactual]:
-    x = scene.case.arrays["x"]
+def uniform(failing: FailingCase) -> Iterator[Counterfactual]:
+    x = failing.case.arrays["x"]
     flat = np.where(np.isneginf(x.astype(np.float64)), -np.inf, 0.0)
-    yield of_case("all entries of a row were equal", scene.case.with_arrays(x=flat.astype(x.dtype)))
+    yield of_case("all entries of a row were equal", failing.case.with_arrays(x=flat.astype(x.dtype)))
 
 
 def ranges(case: Case) -> Iterator[Case]:
