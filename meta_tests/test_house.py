@@ -1,4 +1,4 @@
-"""The house: what is true of an op stands in its row and its folders, and nowhere else."""
+"""The house: what is true of an op stands in its row and its folders, and nowhere else; nothing is crowded or long."""
 
 from __future__ import annotations
 
@@ -100,3 +100,49 @@ def test_another_row_would_be_another_table(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(describe, "ops", lambda: {"softmin": ops()["softmax"], **ops()})
     with pytest.raises(AssertionError):
         test_the_readme_shows_the_table_of_ops()
+
+
+PARTS = ("oracle", "targets", "properties", "reports", "meta_tests", "benchmarks")
+FILES, LINES = 25, 400
+# To be split.
+STILL_LONG = {
+    "meta_tests/properties/diagnosis/test_diagnose.py",
+    "meta_tests/reports/test_cli.py",
+    "meta_tests/reports/test_compare.py",
+    "oracle/bounds/forward.py",
+}
+
+
+def crowded(root: Path) -> dict[str, int]:
+    """Folders of more than `FILES` files, by their number."""
+    folders = [f for part in PARTS for f in [root / part, *(root / part).rglob("*")] if f.is_dir()]
+    counted = {f: sum(path.is_file() for path in f.iterdir()) for f in folders if f.name != "__pycache__"}
+    return {f.relative_to(root).as_posix(): n for f, n in counted.items() if n > FILES}
+
+
+def long(root: Path) -> dict[str, int]:
+    """Modules of more than `LINES` lines, by their number."""
+    modules = [path for part in PARTS for path in (root / part).rglob("*.py")]
+    counted = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules}
+    return {path.relative_to(root).as_posix(): n for path, n in counted.items() if n > LINES}
+
+
+def test_no_folder_is_crowded() -> None:
+    assert crowded(ROOT) == {}
+
+
+def test_no_module_is_long() -> None:
+    assert long(ROOT).keys() - STILL_LONG == set()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_both_checks_can_fail(part: str, tmp_path: Path) -> None:
+    folder = tmp_path / part / "deeper"
+    folder.mkdir(parents=True)
+    for n in range(FILES):
+        (folder / f"f{n}.py").write_text("x = 1\n" * LINES)
+    assert (crowded(tmp_path), long(tmp_path)) == ({}, {})
+    (folder / "one_more.txt").touch()
+    (folder / "f0.py").write_text("x = 1\n" * (LINES + 1))
+    assert crowded(tmp_path) == {f"{part}/deeper": FILES + 1}
+    assert long(tmp_path) == {f"{part}/deeper/f0.py": LINES + 1}

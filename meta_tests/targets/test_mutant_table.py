@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meta_tests.kernels import plain_reference
-from meta_tests.kernels.plain_reference import Exact
+from meta_tests.kernels.plain.exact import Exact
+from meta_tests.kernels.plain_reference import REFERENCES
 from meta_tests.targets.test_honest_variants import DTYPES, assert_close, load, outputs
 from targets.mutants import table
 from targets.mutants.mutant import Builder
@@ -61,7 +61,7 @@ def honest(row: Mutant, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
 
 def expected(row: Mutant, arguments: dict[str, Any]) -> list[Exact]:
     top_left = {"top_left": True} if row.name == "causal_bottom_right" else {}
-    pairs: list[Exact] = getattr(plain_reference, row.op)(**arguments, **top_left)
+    pairs: list[Exact] = REFERENCES[row.op](**arguments, **top_left)
     return pairs
 
 

@@ -1,283 +1,23 @@
-"""Attention: the formula against a second witness, enclosures in arb and ball, other evaluation orders, special
-values."""
+"""Attention: other evaluation orders, special values, sampled rows, refusals."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import flint
-import mpmath
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from meta_tests.witnesses.attention import DIGITS, case_of, entries, witness
-from oracle.arithmetic import ball as balls
+from meta_tests.oracle.attention.heads import EDGES
+from meta_tests.witnesses.attention import case_of, entries, witness
 from oracle.arithmetic.arb import arb_arithmetic
-from oracle.arithmetic.ball import Ball, BallArithmetic
+from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.case import Case
 from oracle.evaluate import PRECISIONS, enclose, refine
-from oracle.formats import Float64Array
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import formula as attention
 from oracle.ops.attention.formula import Scoring
-
-# ---- cases
-
-
-def scaled(case: Case, **factors: Any) -> Case:
-    return case.with_arrays(**{name: case.arrays[name] * factor for name, factor in factors.items()})
-
-
-def edge_cases() -> dict[str, Case]:
-    """Named inputs at the edges of what float64 and a score can be."""
-    rng = np.random.default_rng(11)
-    base = case_of(rng, (1, 2, 1, 3, 5, 4, 3))
-    q, k, v = (base.arrays[n] for n in ("q", "k", "v"))
-    far = np.concatenate([np.full((1, 2, 3, 1), 1e6), q], axis=-1)
-    cases = {
-        "plain": base,
-        "grouped heads": case_of(rng, (2, 6, 2, 2, 3, 5, 2)),
-        "single key": case_of(rng, (1, 1, 1, 3, 1, 4, 3)),
-        "D = 1": case_of(rng, (1, 1, 1, 4, 6, 1, 1)),
-        "D = 256": case_of(rng, (1, 1, 1, 2, 5, 256, 2)),
-        "bf16": case_of(rng, (1, 1, 1, 3, 9, 16, 4), dtype="bf16"),
-        "1e-300": scaled(base, q=1e-300, k=1e-300, v=1e-300),
-        "1e300 times 1e-300": scaled(base, q=1e300, k=1e-300, v=1e300),
-        "subnormal": scaled(base, q=5e-321, k=3e-320, v=1e-322),
-        "subnormal keys, huge queries": scaled(base, q=1e300, k=1e-310),
-        "peaked": scaled(base, q=1e4),
-        "common offset": base.with_arrays(q=far, k=np.concatenate([np.full((1, 1, 5, 1), 1e3), k], axis=-1), v=v),
-        "equal rows": base.with_arrays(k=np.repeat(k[:, :, :1], 5, axis=2), v=np.repeat(v[:, :, :1], 5, axis=2)),
-        "zeros": scaled(base, q=0.0, v=0.0),
-        "mixed scales": base.with_arrays(k=np.ldexp(k, rng.integers(-400, 8, k.shape))),
-        "scale 0": base.with_options(scale=0.0),
-        "scale negative": base.with_options(scale=-0.7),
-        "causal top left": base.with_options(is_causal=True),
-        "causal bottom right": base.with_options(is_causal=True, causal_alignment="bottom_right"),
-        "causal with empty rows": case_of(rng, (1, 1, 1, 6, 3, 4, 2), is_causal=True, causal_alignment="bottom_right"),
-        "boolean mask": base.with_options(attn_mask=rng.random((1, 2, 3, 5)) < 0.5),
-        "all masked": base.with_options(attn_mask=np.zeros((1, 1, 3, 5), dtype=bool)),
-        "bias": base.with_options(attn_mask=3 * rng.standard_normal((1, 1, 3, 5))),
-        "bias -inf": base.with_options(
-            attn_mask=np.where(rng.random((1, 1, 3, 5)) < 0.5, -np.inf, rng.standard_normal((1, 1, 3, 5)))
-        ),
-        "bias -1e30": base.with_options(attn_mask=np.where(rng.random((1, 1, 3, 5)) < 0.5, -1e30, 0.5)),
-        "bias -3e38 in float32": base.with_options(
-            attn_mask=np.where(rng.random((1, 1, 3, 5)) < 0.5, -3e38, 0.5).astype(np.float32)
-        ),
-        "whole rows at -1e30": base.with_options(attn_mask=np.full((1, 1, 3, 5), -1e30)),
-    }
-    hidden = np.ones((1, 1, 3, 5), dtype=bool)
-    hidden[..., 2] = False
-    spoiled_k, spoiled_v = k.copy(), v.copy()
-    spoiled_k[:, :, 2, 0], spoiled_v[:, :, 2, 1] = np.nan, np.inf
-    cases["nan behind a mask"] = base.with_arrays(k=spoiled_k, v=spoiled_v).with_options(attn_mask=hidden)
-    huge_k, huge_v = k.copy(), v.copy()
-    huge_k[:, :, 2], huge_v[:, :, 2] = 1e250, -1e300
-    cases["1e250 behind a mask"] = base.with_arrays(k=huge_k, v=huge_v).with_options(attn_mask=hidden)
-    return cases
-
-
-EDGES = edge_cases()
-
-
-# ---- formula = witness; arb holds the witness; ball holds arb
-
-
-@pytest.mark.parametrize("name", EDGES)
-def test_formula_equals_the_second_witness(name: str) -> None:
-    case = EDGES[name]
-    exact = witness(case)
-    compared = 0
-    for block in enclose(case, ar=mp_arithmetic(420)):
-        for entry in entries(case, block, exact):
-            with mpmath.workdps(DIGITS):
-                gap = abs(mpmath.mpf(block.values[entry.part][entry.row, entry.column]) - entry.value)
-                assert gap <= entry.doubt, entry
-            compared += 1
-    assert compared or name == "all masked"
-
-
-@pytest.mark.parametrize("name", EDGES)
-@pytest.mark.parametrize(
-    "engine", [BallArithmetic(), arb_arithmetic(128), arb_arithmetic(3000)], ids=["ball", "arb", "fine"]
-)
-def test_arb_and_ball_hold_the_second_witness(name: str, engine: Any) -> None:
-    case = EDGES[name]
-    exact = witness(case)
-    for block in enclose(case, ar=engine):
-        for entry in entries(case, block, exact):
-            assert entry.held_by(block), entry
-        if getattr(engine, "precision", 0) == 3000:
-            for part in ("scores", "lse", "out"):
-                seen = block.visible_keys() if part == "scores" else ~block.empty
-                assert np.isfinite(block.part(part).rad[seen]).all(), part
-
-
-def draw_head(rng: np.random.Generator, index: int) -> tuple[NDArray[Any], ...]:
-    """One random head of a random kind: q, k, v, bias or None, visible."""
-    kinds = ("normal", "tiny", "large", "vast", "subnormal", "spread", "zeros", "equal", "integers", "rows apart")
-    sq, sk = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 8, 30]))
-    d, dv = int(rng.choice([1, 2, 3, 16, 65, 256])), int(rng.choice([1, 3]))
-
-    def draw(shape: tuple[int, int], kind: str) -> Float64Array:
-        n = rng.standard_normal(shape)
-        match kind:
-            case "normal":
-                return n
-            case "tiny":
-                return n * 1e-300
-            case "large":
-                return n * 40
-            case "vast":
-                return n * 1e300
-            case "subnormal":
-                return n * 1e-319
-            case "spread":
-                return np.ldexp(n, rng.integers(-300, 100, shape))
-            case "zeros":
-                return np.where(rng.random(shape) < 0.5, 0.0, n)
-            case "equal":
-                return np.repeat(n[:1], shape[0], axis=0)
-            case "integers":
-                return rng.integers(-3, 4, shape).astype(np.float64)
-            case "rows apart":
-                return n * np.ldexp(1.0, rng.integers(-400, 100, (shape[0], 1)))
-        raise ValueError(kind)
-
-    kq, kk = ("normal", "normal") if index % 3 == 0 else (str(rng.choice(kinds)), str(rng.choice(kinds)))
-    q, k, v = draw((sq, d), kq), draw((sk, d), kk), draw((sk, dv), str(rng.choice(kinds)))
-    if index % 7 == 1:
-        q[:, 0], k[:, 0] = 1e8, 1.0
-    visible = rng.random((sq, sk)) < (1.0 if index % 2 else 0.6)
-    bias = None
-    if index % 4 == 2:
-        bias = np.where(
-            rng.random((sq, sk)) < 0.4, rng.choice([-1e30, -3.4e38, -65504.0]), rng.standard_normal((sq, sk))
-        )
-    return q, k, v, bias, visible
-
-
-def evaluated(ar: Any, head: tuple[NDArray[Any], ...], how: str) -> dict[str, Any]:
-    q, k, v, bias, visible = head
-    values = [ar.const(a) for a in (q, k, v)]
-    more: dict[str, Any] = {
-        "scoring": Scoring(attention.default_scale(ar, q.shape[1]), None if bias is None else ar.const(bias)),
-        "visible": visible,
-    }
-    if how == "tiled":
-        out, lse = attention.attention_tiled(ar, *values, tile=3, **more)
-    elif how == "split":
-        out, lse = attention.attention_split(ar, *values, splits=3, **more)
-    else:
-        done = attention.attention(ar, *values, normalise_first=how == "normalised", **more)
-        return {"scores": done.scores, "out": done.out, "lse": done.lse}
-    return {"out": out, "lse": lse}
-
-
-def escapes(seed: int, count: int, *, shrink: float = 1.0) -> tuple[int, int, int]:
-    """(certain escapes from the ball, entries decided, entries) over ``count`` random heads, against arb."""
-    rng = np.random.default_rng(seed)
-    ball, exact = BallArithmetic(), arb_arithmetic(500)
-    out = decided = tried = 0
-    for index in range(count):
-        head = draw_head(rng, index)
-        how = ("plain", "tiled", "split", "normalised")[index % 4]
-        with ball.working():
-            coarse = {name: (b.mid, b.radius() * shrink) for name, b in evaluated(ball, head, how).items()}
-        with exact.working():
-            truth = evaluated(exact, head, how)
-            for name, (mid, radius) in coarse.items():
-                for i in np.ndindex(mid.shape):
-                    if not head[4][i[0]].any() or (name == "scores" and not head[4][i]):
-                        continue
-                    tried += 1
-                    if not np.isfinite(radius[i]):
-                        continue
-                    decided += 1
-                    gap = abs(truth[name][i] - flint.arb(float(mid[i])))
-                    # A nan in arb (exp beyond its exponents) would be an escape too: nothing is known there.
-                    out += not gap.is_finite() or bool(gap.lower() > flint.arb(float(radius[i])))
-    return out, decided, tried
-
-
-def test_balls_hold_arb_on_thousands_of_entries() -> None:
-    out, decided, tried = escapes(5, 700)
-    assert out == 0, f"{out} of {tried} entries lie outside their ball"
-    assert decided > 4000
-    assert decided > 0.6 * tried
-
-
-def test_a_radius_that_is_too_small_is_noticed() -> None:
-    assert escapes(5, 60, shrink=2.0**-9)[0] > 0
-
-
-def test_ball_is_sharp_enough_to_be_useful() -> None:
-    rng = np.random.default_rng(1)
-    case = case_of(rng, (1, 1, 1, 64, 512, 64, 16), dtype="fp32")
-    block = enclose(case)[0]
-    assert block.part("out").rad.max() < 1e-11
-    assert block.part("lse").rad.max() < 1e-11
-
-
-# ---- faults that balls once had, or might have
-
-
-def test_wide_products_next_to_subnormals_keep_their_radius() -> None:
-    # 2^16 and more scores of exact inputs share a radius a row; gamma times a tiny norm must not vanish on the way.
-    rng = np.random.default_rng(2)
-    a, b = rng.standard_normal((270, 8)) * 1e300, rng.standard_normal((8, 270)) * 1e-312
-    ball, exact = BallArithmetic(), arb_arithmetic(300)
-    with ball.working():
-        found = ball.matmul(ball.const(a), ball.const(b), "s")
-        radius = found.radius()
-    assert found.mid.size > 2**16
-    with exact.working():
-        rows = rng.integers(0, 270, 6)
-        truth = exact.matmul(exact.const(a[rows]), exact.const(b), "s")
-        for i, j in np.ndindex(truth.shape):
-            gap = abs(truth[i, j] - flint.arb(float(found.mid[rows[i], j])))
-            assert gap <= flint.arb(float(radius[rows[i], j]))
-
-
-def test_what_overflowed_is_not_known() -> None:
-    ball = BallArithmetic()
-    with ball.working():
-        burst = Ball(np.array([[np.inf]]), 0.0, 2.0**-50)
-        quotient = ball.div(ball.const(np.ones((1, 1))), burst)
-        sunk = ball.exp(Ball(np.array([[-np.inf, 0.0]]), 1e-3, 0.0))
-    assert np.isinf(quotient.radius()).all()
-    assert np.isinf(sunk.radius()).all()
-
-
-def test_a_thread_that_flushes_subnormals_is_refused() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor cannot flush subnormals")
-    try:
-        with pytest.raises(RuntimeError, match="subnormals"):
-            enclose(EDGES["plain"])
-    finally:
-        torch.set_flush_denormal(False)
-    enclose(EDGES["plain"])
-
-
-def test_norms_of_subnormal_rows_are_upper_bounds() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(200):
-        x = rng.integers(0, 9, (2, 7)) * 5e-324 * 2.0 ** int(rng.integers(0, 40))
-        x[1] *= 2.0 ** float(rng.integers(0, 900))
-        for axis in (0, 1):
-            found = balls._norm2(x, axis).ravel()
-            with mpmath.workdps(60):
-                for got, values in zip(found.tolist(), (x.T if axis == 0 else x).tolist(), strict=True):
-                    assert mpmath.mpf(got) ** 2 >= mpmath.fsum(mpmath.mpf(t) ** 2 for t in values)
-
-
-# ---- one function in several orders
 
 
 @pytest.mark.parametrize("sizes", [(3, 11, 4), (2, 16, 1), (4, 7, 3)], ids=str)
@@ -326,9 +66,6 @@ def test_default_scale_is_the_real_number() -> None:
         exact = float(1 / np.sqrt(d)) ** 2 * d == 1.0 and d in (1, 64, 256)
         for i in np.ndindex(fine.shape):
             assert bool(fine[i].overlaps(other[i])) == exact, f"D = {d}"
-
-
-# ---- who may attend to whom
 
 
 @pytest.mark.parametrize("alignment", ["top_left", "bottom_right"])
@@ -385,9 +122,6 @@ def test_masks_broadcast_over_batch_heads_and_rows() -> None:
         whole = np.broadcast_to(mask, (2, 2, 3, 4))
         for block in enclose(case.with_options(attn_mask=mask)):
             assert (block.visible_keys() == whole[block.key]).all()
-
-
-# ---- rows apart, refinement, the cap
 
 
 def test_sampled_rows_equal_the_full_evaluation() -> None:
@@ -456,9 +190,6 @@ def test_undecided_at_the_cap_by_construction() -> None:
         assert np.isinf(block.part("out").rad).all()
     # The value exists (the scores are equal, O = 1/2), and enough bits find it.
     assert np.isfinite(refine(case, block, np.ones(1, dtype=bool), 4096).part("out").rad).all()
-
-
-# ---- refusals
 
 
 @pytest.mark.parametrize(

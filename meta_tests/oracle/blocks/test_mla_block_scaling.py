@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from meta_tests.kernels.honest_mla_block import blocks
-from meta_tests.oracle.blocks.test_mla_block import KINDS, case_of, parameters_of, ratio
+from meta_tests.oracle.blocks.mla_cases import KINDS, case_of, parameters_of, ratio
 from oracle.bounds.rope import rotation as rope_bounds
 from oracle.bounds.rope.frequency import frequency_error
 from oracle.case import Case
