@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.ball import Ball
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic
 from oracle.enclosure import Enclosure
 
 Rows = NDArray[np.int64]
@@ -33,8 +33,8 @@ class Block:
 
     key: tuple[int, ...]
     rows: Rows
-    ar: Arithmetic
-    values: Mapping[str, Value]
+    ar: Arithmetic[Any]
+    values: Mapping[str, Any]
     empty: NDArray[np.bool_]
     undefined: NDArray[np.bool_]
     visible: NDArray[np.bool_] | None = None
@@ -98,5 +98,5 @@ class Block:
         )
 
 
-def _height(value: Value) -> int:
+def _height(value: Any) -> int:
     return int((value.mid if isinstance(value, Ball) else value).shape[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +30,14 @@ def enclose(
     *,
     rows: Mapping[tuple[int, ...], Rows] | Rows | None = None,
     blocks: Sequence[tuple[int, ...]] | None = None,
-    ar: Arithmetic | None = None,
+    ar: Arithmetic[Any] | None = None,
 ) -> list[Block]:
     """Proven enclosures of all parts of every block of ``case`` (or of ``blocks``), on ``rows`` (default: all rows).
 
     ``ar`` is the arithmetic, `ball` by default. Raises ValueError naming the argument if the case does not fit its op.
     """
     op = op_named(case.op)
-    arithmetic = ar if ar is not None else BallArithmetic()
+    arithmetic: Arithmetic[Any] = ar if ar is not None else BallArithmetic()
     result = []
     for key in op.blocks(case) if blocks is None else blocks:
         chosen = rows.get(key) if isinstance(rows, Mapping) else rows

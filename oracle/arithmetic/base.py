@@ -11,86 +11,87 @@ arithmetics ignore it.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from oracle.formats import Float64Array
 
-Value = Any
+V = TypeVar("V")
+"""The values of one arithmetic: Arb matrices, balls, arrays. Formulas know nothing else about them."""
 
 
-class Arithmetic(Protocol):
+class Arithmetic(Protocol[V]):
     """Operations of one number system on matrices. Implementations: mp, arb, ball, rounded."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def angles(self) -> Arithmetic:
-        """The arithmetic in which rotary frequencies are computed (more precise than balls where that is needed)."""
+    def angles(self) -> Arithmetic[Any]:
+        """The arithmetic in which rotary frequencies are computed: with values of its own, more precise than balls."""
 
     def working(self) -> AbstractContextManager[Any]:
         """The context in which the operations run (precision, floating-point warnings); restored on exit."""
 
-    def const(self, x: Any) -> Value:
+    def const(self, x: Any) -> V:
         """An exact matrix from stored numbers (any numpy float array; float64 holds them all)."""
 
-    def rational(self, numerator: int, denominator: int) -> Value:
+    def rational(self, numerator: int, denominator: int) -> V:
         """The exact number numerator/denominator as a 1 x 1 matrix."""
 
-    def add(self, a: Value, b: Value) -> Value: ...
+    def add(self, a: V, b: V) -> V: ...
 
-    def sub(self, a: Value, b: Value) -> Value: ...
+    def sub(self, a: V, b: V) -> V: ...
 
-    def mul(self, a: Value, b: Value) -> Value: ...
+    def mul(self, a: V, b: V) -> V: ...
 
-    def div(self, a: Value, b: Value) -> Value: ...
+    def div(self, a: V, b: V) -> V: ...
 
-    def matmul(self, a: Value, b: Value, stage: str) -> Value:
+    def matmul(self, a: V, b: V, stage: str) -> V:
         """[n, k] times [k, m]; ``stage`` names the accumulator."""
 
-    def transpose(self, a: Value) -> Value: ...
+    def transpose(self, a: V) -> V: ...
 
-    def exp(self, a: Value) -> Value: ...
+    def exp(self, a: V) -> V: ...
 
-    def log(self, a: Value) -> Value: ...
+    def log(self, a: V) -> V: ...
 
-    def tanh(self, a: Value) -> Value: ...
+    def tanh(self, a: V) -> V: ...
 
-    def sqrt(self, a: Value) -> Value: ...
+    def sqrt(self, a: V) -> V: ...
 
-    def row_max(self, a: Value, visible: NDArray[Any]) -> Value:
+    def row_max(self, a: V, visible: NDArray[Any]) -> V:
         """Per row, an exact number near the largest visible entry (that of the midpoints: any shift is exact)."""
 
-    def maximum(self, a: Value, b: Value) -> Value:
+    def maximum(self, a: V, b: V) -> V:
         """Element-wise, of two exact shifts."""
 
-    def row_sum(self, a: Value, stage: str) -> Value: ...
+    def row_sum(self, a: V, stage: str) -> V: ...
 
-    def where(self, visible: NDArray[Any], a: Value) -> Value:
+    def where(self, visible: NDArray[Any], a: V) -> V:
         """``a`` where visible, exact zero elsewhere."""
 
-    def select(self, condition: NDArray[Any], a: Value, b: Value) -> Value:
+    def select(self, condition: NDArray[Any], a: V, b: V) -> V:
         """``a`` where the condition holds, ``b`` elsewhere; no rounding."""
 
-    def cos_sin(self, positions: NDArray[Any], frequencies: Value) -> tuple[Value, Value]:
-        """cos and sin of position x frequency: positions int64 [S], frequencies [1, d/2]; both [S, d/2]."""
+    def cos_sin(self, positions: NDArray[Any], frequencies: Any) -> tuple[V, V]:
+        """cos and sin of position x frequency: positions int64 [S], frequencies [1, d/2] of `angles`; both [S, d/2]."""
 
-    def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Value:
-        """base^(numerator/denominator) as a [1, n] row, for integer numerators."""
+    def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Any:
+        """base^(numerator/denominator) as a [1, n] row of `angles`, for integer numerators."""
 
-    def pi(self) -> Value:
+    def pi(self) -> V:
         """pi as a 1 x 1 matrix."""
 
-    def columns(self, a: Value, start: int, stop: int, step: int = 1) -> Value: ...
+    def columns(self, a: V, start: int, stop: int, step: int = 1) -> V: ...
 
-    def rows(self, a: Value, start: int, stop: int) -> Value: ...
+    def rows(self, a: V, start: int, stop: int) -> V: ...
 
-    def hstack(self, parts: list[Value]) -> Value: ...
+    def hstack(self, parts: list[V]) -> V: ...
 
-    def round(self, a: Value, stage: str) -> Value:
+    def round(self, a: V, stage: str) -> V:
         """Round to the contract's format of this stage; identity in the exact arithmetics."""
 
-    def to_enclosure(self, a: Value) -> tuple[Float64Array, Float64Array, Float64Array]:
+    def to_enclosure(self, a: V) -> tuple[Float64Array, Float64Array, Float64Array]:
         """(hi, lo, rad): midpoint hi + lo and a radius such that every exact entry lies within."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
@@ -110,7 +110,7 @@ class Op:
     options: Mapping[str, Any]
     blocks: Callable[[Case], list[tuple[int, ...]]]
     row_count: Callable[..., int]
-    evaluate: Callable[[Arithmetic, Case, tuple[int, ...], Rows], Block]
+    evaluate: Callable[[Arithmetic[V], Case, tuple[int, ...], Rows], Block]
     output_shapes: Callable[[Case], dict[str, tuple[int, ...]]]
     model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]]
     width: Callable[[Case, tuple[int, ...]], int]

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from targets.calling.declare import declare
+
 Tensor = torch.Tensor
 Window = tuple[int, int]
 
@@ -129,17 +131,23 @@ def attention_fp32(
 
 
 _CONVENTIONS = {"causal_alignment": "bottom_right", "empty_row": "zero", "empty_row_lse": "-inf"}
-attention.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "attention",
-    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
-    "contract": "eager",
-    "conventions": _CONVENTIONS,
-    "description": "eager attention, every intermediate stored in the input dtype",
-}
-attention_fp32.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "attention",
-    "dtypes": ("fp32", "fp16", "bf16"),
-    "contract": "fp32",
-    "conventions": _CONVENTIONS,
-    "description": "eager attention in float32, rounded once",
-}
+declare(
+    attention,
+    {
+        "op": "attention",
+        "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+        "contract": "eager",
+        "conventions": _CONVENTIONS,
+        "description": "eager attention, every intermediate stored in the input dtype",
+    },
+)
+declare(
+    attention_fp32,
+    {
+        "op": "attention",
+        "dtypes": ("fp32", "fp16", "bf16"),
+        "contract": "fp32",
+        "conventions": _CONVENTIONS,
+        "description": "eager attention in float32, rounded once",
+    },
+)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from targets.calling.declare import declare
+
 Tensor = torch.Tensor
 WEIGHT_SCALE = 256.0
 
@@ -59,11 +61,14 @@ def attention(
     return (out.to(torch.bfloat16), lse) if return_lse else out.to(torch.bfloat16)
 
 
-attention.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "attention",
-    "dtypes": ("e4m3", "e5m2"),
-    "contract": {"preset": "flash", "weights": "e4m3", "weight_scale": WEIGHT_SCALE, "output": "bf16"},
-    "conventions": {"causal_alignment": "bottom_right", "empty_row": "zero", "empty_row_lse": "-inf"},
-    "gradients": False,
-    "description": "8-bit inputs with factors, P in e4m3 times 256, sums in float32",
-}
+declare(
+    attention,
+    {
+        "op": "attention",
+        "dtypes": ("e4m3", "e5m2"),
+        "contract": {"preset": "flash", "weights": "e4m3", "weight_scale": WEIGHT_SCALE, "output": "bf16"},
+        "conventions": {"causal_alignment": "bottom_right", "empty_row": "zero", "empty_row_lse": "-inf"},
+        "gradients": False,
+        "description": "8-bit inputs with factors, P in e4m3 times 256, sums in float32",
+    },
+)

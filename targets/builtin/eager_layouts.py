@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from targets.builtin import eager
+from targets.calling.declare import declare
 
 Tensor = torch.Tensor
 
@@ -93,11 +94,19 @@ _COMMON: dict[str, Any] = {
     "contract": "eager",
     "conventions": {"causal_alignment": "bottom_right", "empty_row": "zero", "empty_row_lse": "-inf"},
 }
-attention_varlen.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "op": "attention_varlen",
-    "description": "eager attention of one sequence after the other",
-}
-attention_paged.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "op": "attention_paged",
-    "description": "eager attention to keys gathered from a paged cache",
-}
+declare(
+    attention_varlen,
+    _COMMON
+    | {
+        "op": "attention_varlen",
+        "description": "eager attention of one sequence after the other",
+    },
+)
+declare(
+    attention_paged,
+    _COMMON
+    | {
+        "op": "attention_paged",
+        "description": "eager attention to keys gathered from a paged cache",
+    },
+)

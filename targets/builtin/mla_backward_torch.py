@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from targets.calling.declare import declare
+
 Tensor = torch.Tensor
 
 
@@ -45,10 +47,13 @@ def mla_backward(
     return {f"d{n}": g for n, g in zip(leaves, found, strict=True)}
 
 
-mla_backward.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "mla_backward",
-    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
-    "contract": {"delta": "weights"},
-    "conventions": {"causal_alignment": "top_left"},
-    "description": "torch.autograd through materialised latent attention",
-}
+declare(
+    mla_backward,
+    {
+        "op": "mla_backward",
+        "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+        "contract": {"delta": "weights"},
+        "conventions": {"causal_alignment": "top_left"},
+        "description": "torch.autograd through materialised latent attention",
+    },
+)

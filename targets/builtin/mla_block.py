@@ -20,6 +20,7 @@ import torch
 
 from targets.builtin import rope_frequencies_torch as rules
 from targets.builtin.mla_torch import _product, mla_absorbed, mla_materialised
+from targets.calling.declare import declare
 
 Tensor = torch.Tensor
 CORES = {"materialised": mla_materialised, "absorbed": mla_absorbed}
@@ -149,11 +150,19 @@ mla_block_materialised = functools.partial(mla_block, form="materialised")
 mla_block_absorbed = functools.partial(mla_block, form="absorbed")
 
 _COMMON: dict[str, Any] = {"op": "mla_block", "dtypes": ("fp32", "fp16", "bf16"), "devices": ("cpu", "cuda")}
-mla_block_materialised.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "contract": {"preset": "eager", "form": "materialised"},
-    "description": "MLA layer in torch, keys and values built per head, every product stored in the input dtype",
-}
-mla_block_absorbed.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "contract": {"preset": "eager", "form": "absorbed"},
-    "description": "MLA layer in torch, projections absorbed, every product stored in the input dtype",
-}
+declare(
+    mla_block_materialised,
+    _COMMON
+    | {
+        "contract": {"preset": "eager", "form": "materialised"},
+        "description": "MLA layer in torch, keys and values built per head, every product stored in the input dtype",
+    },
+)
+declare(
+    mla_block_absorbed,
+    _COMMON
+    | {
+        "contract": {"preset": "eager", "form": "absorbed"},
+        "description": "MLA layer in torch, projections absorbed, every product stored in the input dtype",
+    },
+)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from oracle.ops.mla.formula import DEEPSEEK_V2, DEEPSEEK_V3, Dimensions
+from targets.calling.declare import declare
 
 __all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "Dimensions", "mla_absorbed", "mla_materialised"]
 
@@ -108,13 +109,19 @@ _SHARED: dict[str, Any] = {
     },
     "framework": "torch",
 }
-mla_materialised.__attn_oracle__ = {  # type: ignore[attr-defined]
-    **_SHARED,
-    "contract": {"preset": "eager", "form": "materialised", "up": "input", "latent": "input"},
-    "description": "MLA with keys and values built per head, every step stored in the input dtype",
-}
-mla_absorbed.__attn_oracle__ = {  # type: ignore[attr-defined]
-    **_SHARED,
-    "contract": {"preset": "eager", "form": "absorbed", "up": "input", "latent": "input"},
-    "description": "MLA with projections absorbed into query and output, every step stored in the input dtype",
-}
+declare(
+    mla_materialised,
+    {
+        **_SHARED,
+        "contract": {"preset": "eager", "form": "materialised", "up": "input", "latent": "input"},
+        "description": "MLA with keys and values built per head, every step stored in the input dtype",
+    },
+)
+declare(
+    mla_absorbed,
+    {
+        **_SHARED,
+        "contract": {"preset": "eager", "form": "absorbed", "up": "input", "latent": "input"},
+        "description": "MLA with projections absorbed into query and output, every step stored in the input dtype",
+    },
+)

@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from targets.calling.declare import declare
+
 Tensor = torch.Tensor
 
 
@@ -86,14 +88,20 @@ class GroupedQueryAttention(nn.Module):
         return self.to_out(out.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
 
-attention.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "attention",
-    "dtypes": ("fp32", "fp16", "bf16"),
-    "conventions": {"causal_alignment": "top_left"},
-    "description": "grouped-query attention module's core over torch SDPA",
-}
-gqa_block.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "gqa_block",
-    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
-    "description": "grouped-query attention module: projections, rotation, causal torch SDPA, output projection",
-}
+declare(
+    attention,
+    {
+        "op": "attention",
+        "dtypes": ("fp32", "fp16", "bf16"),
+        "conventions": {"causal_alignment": "top_left"},
+        "description": "grouped-query attention module's core over torch SDPA",
+    },
+)
+declare(
+    gqa_block,
+    {
+        "op": "gqa_block",
+        "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+        "description": "grouped-query attention module: projections, rotation, causal torch SDPA, output projection",
+    },
+)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from targets.builtin.rope_frequencies import by_pair, frequencies, length_of, magnitude
+from targets.calling.declare import declare
 
 
 def turn(x: NDArray[Any], angle: NDArray[Any], size: float) -> NDArray[Any]:
@@ -80,13 +81,19 @@ _CLAIMS: dict[str, Any] = {
     "contract": {"preset": "fp64_angle", "compute": "fp64"},
     "conventions": {"layout": "interleaved"},
 }
-rope.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "rope",
-    "description": "NumPy RoPE, interleaved pairs, float64 angles",
-    **_CLAIMS,
-}
-rope_backward.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "rope_backward",
-    "description": "gradient of NumPy RoPE, interleaved pairs, float64 angles",
-    **_CLAIMS,
-}
+declare(
+    rope,
+    {
+        "op": "rope",
+        "description": "NumPy RoPE, interleaved pairs, float64 angles",
+        **_CLAIMS,
+    },
+)
+declare(
+    rope_backward,
+    {
+        "op": "rope_backward",
+        "description": "gradient of NumPy RoPE, interleaved pairs, float64 angles",
+        **_CLAIMS,
+    },
+)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from targets.builtin import rope_frequencies_torch as scaled
+from targets.calling.declare import declare
 
 Tensor = torch.Tensor
 
@@ -80,13 +81,19 @@ _CLAIMS: dict[str, Any] = {
     "contract": "fp32_angle",
     "conventions": {"layout": "half"},
 }
-rope.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "rope",
-    "description": "PyTorch RoPE, half-split pairs, float32 angles",
-    **_CLAIMS,
-}
-rope_backward.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "rope_backward",
-    "description": "gradient of PyTorch RoPE, half-split pairs, float32 angles",
-    **_CLAIMS,
-}
+declare(
+    rope,
+    {
+        "op": "rope",
+        "description": "PyTorch RoPE, half-split pairs, float32 angles",
+        **_CLAIMS,
+    },
+)
+declare(
+    rope_backward,
+    {
+        "op": "rope_backward",
+        "description": "gradient of PyTorch RoPE, half-split pairs, float32 angles",
+        **_CLAIMS,
+    },
+)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
+from targets.calling.declare import declare
+
 Tensor = torch.Tensor
 Modification = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -194,11 +196,19 @@ _COMMON: dict[str, Any] = {
     "devices": ("cpu", "cuda"),
     "conventions": {"causal_alignment": "bottom_right"},
 }
-unfused.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp32", "fp16", "bf16"),
-    "description": "torch FlexAttention, not compiled",
-}
-compiled.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp32", "fp16", "bf16"),
-    "description": "torch FlexAttention, compiled",
-}
+declare(
+    unfused,
+    _COMMON
+    | {
+        "dtypes": ("fp32", "fp16", "bf16"),
+        "description": "torch FlexAttention, not compiled",
+    },
+)
+declare(
+    compiled,
+    _COMMON
+    | {
+        "dtypes": ("fp32", "fp16", "bf16"),
+        "description": "torch FlexAttention, compiled",
+    },
+)

@@ -12,6 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from targets.calling.declare import declare
+
 Tensor = torch.Tensor
 
 
@@ -105,30 +107,50 @@ def flash_lse(
 
 
 _COMMON: dict[str, Any] = {"op": "attention", "conventions": {"causal_alignment": "top_left"}}
-math.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
-    "devices": ("cpu", "cuda"),
-    "description": "torch SDPA, math backend",
-}
-flash.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp64", "fp32", "fp16", "bf16"),
-    "devices": ("cpu", "cuda"),
-    "description": "torch SDPA, flash backend",
-}
-flash_lse.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp32", "fp16", "bf16"),
-    "devices": ("cpu",),
-    # Those of `flash`, which is the same kernel.
-    "gradients": False,
-    "description": "torch SDPA, CPU flash kernel with its LSE",
-}
-efficient.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp32", "fp16", "bf16"),
-    "devices": ("cuda",),
-    "description": "torch SDPA, memory-efficient backend",
-}
-cudnn.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "dtypes": ("fp16", "bf16"),
-    "devices": ("cuda",),
-    "description": "torch SDPA, cuDNN backend",
-}
+declare(
+    math,
+    _COMMON
+    | {
+        "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+        "devices": ("cpu", "cuda"),
+        "description": "torch SDPA, math backend",
+    },
+)
+declare(
+    flash,
+    _COMMON
+    | {
+        "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+        "devices": ("cpu", "cuda"),
+        "description": "torch SDPA, flash backend",
+    },
+)
+declare(
+    flash_lse,
+    _COMMON
+    | {
+        "dtypes": ("fp32", "fp16", "bf16"),
+        "devices": ("cpu",),
+        # Those of `flash`, which is the same kernel.
+        "gradients": False,
+        "description": "torch SDPA, CPU flash kernel with its LSE",
+    },
+)
+declare(
+    efficient,
+    _COMMON
+    | {
+        "dtypes": ("fp32", "fp16", "bf16"),
+        "devices": ("cuda",),
+        "description": "torch SDPA, memory-efficient backend",
+    },
+)
+declare(
+    cudnn,
+    _COMMON
+    | {
+        "dtypes": ("fp16", "bf16"),
+        "devices": ("cuda",),
+        "description": "torch SDPA, cuDNN backend",
+    },
+)

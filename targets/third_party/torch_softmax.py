@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from targets.calling.declare import declare
+
 Tensor = torch.Tensor
 
 
@@ -28,10 +30,13 @@ def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
 
 
 for _function in (softmax, log_softmax, logsumexp, softmax_backward):
-    _function.__attn_oracle__ = {  # type: ignore[attr-defined, union-attr]
-        "op": _function.__name__,
-        "dtypes": ("fp64", "fp32", "fp16", "bf16"),
-        "description": f"torch.{_function.__name__}"
-        if _function is not softmax_backward
-        else "torch._softmax_backward_data",
-    }
+    declare(
+        _function,
+        {
+            "op": _function.__name__,
+            "dtypes": ("fp64", "fp32", "fp16", "bf16"),
+            "description": f"torch.{_function.__name__}"
+            if _function is not softmax_backward
+            else "torch._softmax_backward_data",
+        },
+    )

@@ -156,7 +156,7 @@ def test_three_forms_of_the_rotation_are_one_function(layout: str) -> None:
     theta = rope.frequencies(ar, 10000.0, d)
     cos, sin = ar.cos_sin(positions, theta)
     by_pairs = rope.rotate(ar, x, cos, sin, dim=d, rotary_dim=d, layout=layout)
-    by_matrix = rope.rotate_by_matrix(ar, x, cos, sin, rotary_dim=d, layout=layout)
+    by_matrix = rope.rotate_by_matrix(ar, x, cos, sin, count=len(positions), rotary_dim=d, layout=layout)
     for i, position in enumerate(positions.tolist()):
         row = by_pairs[i : i + 1]
         assert largest_gap(row, by_matrix[i]) <= mpmath.mpf(2) ** (4 - BITS)

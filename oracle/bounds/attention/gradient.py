@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.ball import BallArithmetic
-from oracle.arithmetic.base import Value
+from oracle.arithmetic.ball import Ball, BallArithmetic
 from oracle.block import Block, Rows
 from oracle.bounds import forward
 from oracle.bounds.attention import output as attention
@@ -106,7 +105,7 @@ class _HeadErrors:
     forms: list[FormErrors]
 
 
-def _upper(ar: BallArithmetic, value: Value) -> Float64Array:
+def _upper(ar: BallArithmetic, value: Ball) -> Float64Array:
     return Enclosure(*ar.to_enclosure(value)).upper_abs()
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -183,7 +183,7 @@ def _head_of(mask: NDArray[Any], case: Case, key: tuple[int, ...]) -> NDArray[An
     return np.asarray(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key])
 
 
-def scale_value(ar: Arithmetic, case: Case) -> Value:
+def scale_value(ar: Arithmetic[V], case: Case) -> V:
     scale = case.options.get("scale")
     return attention.default_scale(ar, case.arrays["q"].shape[-1]) if scale is None else ar.const(np.array([[scale]]))
 
@@ -219,7 +219,7 @@ class Head:
         alibi = self.slope * self.reach
         return alibi if self.bias is None else alibi + self.bias
 
-    def bias_value(self, ar: Arithmetic) -> Value | None:
+    def bias_value(self, ar: Arithmetic[V]) -> V | None:
         """The exact sum of additive mask and ALiBi, as a value of ``ar``."""
         given = None if self.bias is None else ar.const(self.bias)
         if self.slope is None:
@@ -290,7 +290,7 @@ def _all_finite(a: NDArray[Any]) -> bool:
         return bool(np.isfinite(a.sum())) or bool(np.isfinite(a).all())
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     x = head(case, key, rows)
     done = attention.attention(
         ar,
@@ -304,7 +304,9 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
     return block_of(ar, case, key, rows, x, done)
 
 
-def block_of(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, x: Head, done: attention.Attended) -> Block:
+def block_of(
+    ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, x: Head, done: attention.Attended[V]
+) -> Block:
     """One head's results as a block."""
     values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
     if done.uncapped is not None:
@@ -317,7 +319,7 @@ def block_of(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, x: He
     return Block(key, rows, ar, values, np.asarray(~x.visible.any(axis=1)), x.undefined, x.visible)
 
 
-def scoring(ar: Arithmetic, case: Case, x: Head) -> attention.Scoring:
+def scoring(ar: Arithmetic[V], case: Case, x: Head) -> attention.Scoring[V]:
     """How the scores of one head are made, in ``ar``."""
     softcap = case.options.get("softcap")
     return attention.Scoring(
@@ -328,7 +330,7 @@ def scoring(ar: Arithmetic, case: Case, x: Head) -> attention.Scoring:
     )
 
 
-def sink_value(ar: Arithmetic, x: Head) -> Value | None:
+def sink_value(ar: Arithmetic[V], x: Head) -> V | None:
     return None if x.sink is None else ar.const(np.array([[x.sink]]))
 
 
@@ -368,7 +370,7 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
         return {"out": ar.to_enclosure(out)[0], "lse": ar.to_enclosure(lse)[0]}
 
 
-def _modelled(ar: Arithmetic, case: Case, x: Head, contract: Contract, sink: Value | None) -> tuple[Value, Value]:
+def _modelled(ar: Arithmetic[V], case: Case, x: Head, contract: Contract, sink: V | None) -> tuple[V, V]:
     values = [ar.const(a) for a in (x.q, x.k, x.v)]
     more: dict[str, Any] = {"scoring": scoring(ar, case, x), "visible": x.visible, "sink": sink}
     if contract.splits > 1:

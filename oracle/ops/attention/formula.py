@@ -20,66 +20,68 @@ L, so the shift taken from midpoints is exact; every other step is an inclusion-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 
 Visible = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class Scoring(Generic[V]):
     """How q k^T becomes scores: scale and soft cap [1, 1], bias [Sq, Sk].
 
     cap_last: the soft cap is applied after the bias, as some kernels do; published as before it.
     """
 
-    scale: Value
-    bias: Value | None = None
-    softcap: Value | None = None
+    scale: V
+    bias: V | None = None
+    softcap: V | None = None
     cap_last: bool = False
 
-    def of_keys(self, ar: Arithmetic, start: int, stop: int) -> Scoring:
+    def of_keys(self, ar: Arithmetic[V], start: int, stop: int) -> Scoring[V]:
         """The same for a range of the keys."""
         return self if self.bias is None else replace(self, bias=ar.columns(self.bias, start, stop))
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
+class Attended(Generic[V]):
     """What one head gives: scores S, shift m, weights exp(S - m), row sum l, output O and log-sum-exp L.
 
     uncapped: what the soft cap was applied to, where there is one.
     """
 
-    scores: Value
-    shift: Value
-    weights: Value
-    total: Value
-    out: Value
-    lse: Value
-    uncapped: Value | None = None
+    scores: V
+    shift: V
+    weights: V
+    total: V
+    out: V
+    lse: V
+    uncapped: V | None = None
 
 
-def default_scale(ar: Arithmetic, head_dim: int) -> Value:
+def default_scale(ar: Arithmetic[V], head_dim: int) -> V:
     """1 / sqrt(head_dim), exactly."""
     return ar.div(ar.rational(1, 1), ar.sqrt(ar.rational(head_dim, 1)))
 
 
 def attention(
-    ar: Arithmetic,
-    q: Value,
-    k: Value,
-    v: Value,
+    ar: Arithmetic[V],
+    q: V,
+    k: V,
+    v: V,
     *,
-    scoring: Scoring,
+    scoring: Scoring[V],
     visible: Visible,
-    sink: Value | None = None,
+    sink: V | None = None,
     normalise_first: bool = False,
     output_stage: str = "output",
-) -> Attended:
+) -> Attended[V]:
     """The definition. ``normalise_first`` rounds p = exp(S - m) / l instead of exp(S - m) before the product with v.
 
     ``output_stage`` names the rounding of O: a split kernel keeps partial outputs wider than its result.
@@ -89,7 +91,7 @@ def attention(
     return replace(done, uncapped=uncapped)
 
 
-def scores_of(ar: Arithmetic, q: Value, k: Value, scoring: Scoring) -> tuple[Value | None, Value]:
+def scores_of(ar: Arithmetic[V], q: V, k: V, scoring: Scoring[V]) -> tuple[V | None, V]:
     """(what is capped, S), both [Sq, Sk]; the first is None without a soft cap."""
     raw = ar.round(ar.matmul(q, ar.transpose(k), "scores_accumulator"), "raw_scores")
     scores = ar.round(ar.mul(raw, scoring.scale), "scores")
@@ -104,22 +106,22 @@ def scores_of(ar: Arithmetic, q: Value, k: Value, scoring: Scoring) -> tuple[Val
     return uncapped, scores
 
 
-def capped(ar: Arithmetic, scores: Value, cap: Value) -> Value:
+def capped(ar: Arithmetic[V], scores: V, cap: V) -> V:
     """c tanh(S / c)."""
     share = ar.round(ar.tanh(ar.round(ar.div(scores, cap), "scores")), "scores")
     return ar.round(ar.mul(share, cap), "scores")
 
 
 def attend(
-    ar: Arithmetic,
-    scores: Value,
-    v: Value,
+    ar: Arithmetic[V],
+    scores: V,
+    v: V,
     *,
     visible: Visible,
-    sink: Value | None = None,
+    sink: V | None = None,
     normalise_first: bool = False,
     output_stage: str = "output",
-) -> Attended:
+) -> Attended[V]:
     """softmax(scores) v and the log-sum-exp, rows over visible keys and the sink."""
     shift = _with_sink(ar, ar.row_max(scores, visible), visible, sink)
     weights = ar.where(visible, ar.exp(ar.where(visible, ar.round(ar.sub(scores, shift), "shifted"))))
@@ -135,14 +137,14 @@ def attend(
     return Attended(scores, shift, weights, total, ar.round(out, output_stage), ar.round(lse, "lse"))
 
 
-def log_sum(ar: Arithmetic, scores: Value, visible: Visible) -> Value:
+def log_sum(ar: Arithmetic[V], scores: V, visible: Visible) -> V:
     """ln sum exp S over visible keys alone [Sq, 1], about their own maximum: L without a sink."""
     shift = ar.row_max(scores, visible)
     weights = ar.where(visible, ar.exp(ar.where(visible, ar.sub(scores, shift))))
     return ar.add(shift, ar.log(ar.row_sum(weights, "row_sum")))
 
 
-def _with_sink(ar: Arithmetic, shift: Value, visible: Visible, sink: Value | None) -> Value:
+def _with_sink(ar: Arithmetic[V], shift: V, visible: Visible, sink: V | None) -> V:
     """The larger of the shift and the sink; in a row without keys, whose shift is that of no score, the sink."""
     return (
         shift
@@ -152,16 +154,16 @@ def _with_sink(ar: Arithmetic, shift: Value, visible: Visible, sink: Value | Non
 
 
 def attention_tiled(
-    ar: Arithmetic,
-    q: Value,
-    k: Value,
-    v: Value,
+    ar: Arithmetic[V],
+    q: V,
+    k: V,
+    v: V,
     *,
-    scoring: Scoring,
+    scoring: Scoring[V],
     visible: Visible,
     tile: int,
-    sink: Value | None = None,
-) -> tuple[Value, Value]:
+    sink: V | None = None,
+) -> tuple[V, V]:
     """(O, L) by the online-softmax recurrence over tiles of ``tile`` keys: running max, row sum and output."""
     shift = total = acc = None
     seen = np.zeros((visible.shape[0], 1), dtype=bool)
@@ -186,7 +188,7 @@ def attention_tiled(
             total = ar.round(ar.add(ar.mul(total, rescale), tile_total), "row_sum")
             acc = ar.round(ar.add(ar.mul(acc, rescale), tile_acc), "accumulator")
         shift, seen = new, seen | here
-    if shift is None:
+    if shift is None or total is None or acc is None:
         raise ValueError("attention over no keys at all has no value")
     if sink is not None:
         new = _with_sink(ar, shift, seen, sink)
@@ -198,16 +200,16 @@ def attention_tiled(
 
 
 def attention_split(
-    ar: Arithmetic,
-    q: Value,
-    k: Value,
-    v: Value,
+    ar: Arithmetic[V],
+    q: V,
+    k: V,
+    v: V,
     *,
-    scoring: Scoring,
+    scoring: Scoring[V],
     visible: Visible,
     splits: int,
-    sink: Value | None = None,
-) -> tuple[Value, Value]:
+    sink: V | None = None,
+) -> tuple[V, V]:
     """(O, L) by evaluating ``splits`` ranges of keys apart and merging them by their LSEs (split-KV, flash
     decoding)."""
     edges = np.linspace(0, visible.shape[1], splits + 1).astype(int)
@@ -222,9 +224,7 @@ def attention_split(
     return merge(ar, parts, sink=sink)
 
 
-def merge(
-    ar: Arithmetic, parts: list[tuple[Visible, Value, Value]], *, sink: Value | None = None
-) -> tuple[Value, Value]:
+def merge(ar: Arithmetic[V], parts: list[tuple[Visible, V, V]], *, sink: V | None = None) -> tuple[V, V]:
     """Merge (rows that saw a key, O, L) of disjoint key ranges: O = sum_s e^(L_s - L) O_s, L = ln sum_s e^(L_s).
 
     A sink joins once, as one more part whose O is 0.
@@ -236,9 +236,7 @@ def merge(
     total = ar.row_sum(weights, "merge")
     if sink is not None:
         total = ar.add(total, ar.exp(ar.sub(sink, shift)))
-    out = None
-    for index, (seen, piece, _) in enumerate(parts):
-        term = ar.mul(ar.where(seen, piece), ar.columns(weights, index, index + 1))
-        out = term if out is None else ar.add(out, term)
+    shares = enumerate(parts)
+    out = reduce(ar.add, (ar.mul(ar.where(seen, o), ar.columns(weights, i, i + 1)) for i, (seen, o, _) in shares))
     lse = ar.round(ar.add(shift, ar.log(total)), "lse")
     return ar.round(ar.div(out, total), "output"), lse

@@ -18,30 +18,31 @@ forward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.ops.attention import formula as attention
 from oracle.ops.attention.formula import Attended, Scoring, Visible
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class Inner(Generic[V]):
     """What one head's gradients are made of: P, dP, dP - D, dS and dX [r, n], D and the sink's weight [r, 1].
 
     slope: 1 - (S' / c)^2 where there is a soft cap.
     """
 
-    forward: Attended
-    p: Value
-    dp: Value
-    delta: Value
-    centred: Value
-    ds: Value
-    dx: Value
-    sink_weight: Value | None
-    slope: Value | None
+    forward: Attended[V]
+    p: V
+    dp: V
+    delta: V
+    centred: V
+    ds: V
+    dx: V
+    sink_weight: V | None
+    slope: V | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,17 @@ PLAIN = Order()
 
 
 def inner(
-    ar: Arithmetic,
-    q: Value,
-    k: Value,
-    v: Value,
-    do: Value,
+    ar: Arithmetic[V],
+    q: V,
+    k: V,
+    v: V,
+    do: V,
     *,
-    scoring: Scoring,
+    scoring: Scoring[V],
     visible: Visible,
-    sink: Value | None = None,
+    sink: V | None = None,
     order: Order = PLAIN,
-) -> Inner:
+) -> Inner[V]:
     """Everything between the inputs and the gradients, for rows q [r, D], dO [r, Dv] of one head."""
     done = attention.attention(
         ar,
@@ -105,22 +106,24 @@ def inner(
     return Inner(done, p, dp, delta, centred, ds, ar.round(dx, "ds"), weight, slope)
 
 
-def dq(ar: Arithmetic, x: Inner, k: Value, scale: Value) -> Value:
+def dq(ar: Arithmetic[V], x: Inner[V], k: V, scale: V) -> V:
     """[r, D]"""
     return ar.mul(ar.matmul(x.dx, k, "accumulator"), scale)
 
 
-def dk(ar: Arithmetic, x: Inner, q: Value, scale: Value) -> Value:
+def dk(ar: Arithmetic[V], x: Inner[V], q: V, scale: V) -> V:
     """[n, D], one query head's share."""
     return ar.mul(ar.matmul(ar.transpose(x.dx), q, "accumulator"), scale)
 
 
-def dv(ar: Arithmetic, x: Inner, do: Value) -> Value:
+def dv(ar: Arithmetic[V], x: Inner[V], do: V) -> V:
     """[n, Dv], one query head's share."""
     return ar.matmul(ar.transpose(ar.round(x.p, "weights")), do, "accumulator")
 
 
-def dsink(ar: Arithmetic, x: Inner) -> Value:
-    """[1, 1]: -sum_i P_is D_i."""
+def dsink(ar: Arithmetic[V], x: Inner[V]) -> V:
+    """[1, 1]: -sum_i P_is D_i. ValueError without a sink."""
+    if x.sink_weight is None:
+        raise ValueError("without a sink there is no gradient of one")
     zero = ar.const(np.zeros((1, 1)))
     return ar.sub(zero, ar.row_sum(ar.transpose(ar.mul(x.sink_weight, x.delta)), "delta"))

@@ -8,12 +8,13 @@ query head, (DKV, b, kv) keys of one KV head (sums over its group), (DBIAS, ...)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -99,8 +100,8 @@ def cotangent(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Arra
 
 
 def head_gradients(
-    ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN
-) -> tuple[backward.Inner, attention_case.Head, Value, NDArray[np.bool_]]:
+    ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN
+) -> tuple[backward.Inner[V], attention_case.Head, V, NDArray[np.bool_]]:
     """(inner parts of query head ``key`` = (b, h), its numbers, dO as a value, undefined rows)."""
     x = attention_case.head(case, key, rows)
     do, spoiled = cotangent(case, key, rows)
@@ -119,7 +120,7 @@ def head_gradients(
     return made, x, value, x.undefined | (spoiled & x.visible.any(axis=1))
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN) -> Block:
     made = (_queries, _keys, _bias, _sinks)[key[0]]
     return made(ar, case, key, rows, order)
 
@@ -149,7 +150,7 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
         return {n: ar.to_enclosure(ar.round(value, "output"))[0] for n, value in block.values.items()}
 
 
-def _queries(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
+def _queries(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     made, x, _, undefined = head_gradients(ar, case, key[1:], rows, order=order)
     scale = attention_case.scale_value(ar, case)
     values = {"dq": backward.dq(ar, made, ar.const(x.k), scale)}
@@ -184,23 +185,22 @@ def _all_rows(case: Case) -> Rows:
     return np.arange(case.arrays["q"].shape[2], dtype=np.int64)
 
 
-def _keys(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
+def _keys(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     scale = attention_case.scale_value(ar, case)
-    dk = dv = None
+    of_k, of_v = [], []
     spoiled = False
     for head in heads_of(case, key):
         made, x, do, undefined = head_gradients(ar, case, head, _all_rows(case), order=order)
         spoiled |= bool(undefined.any())
-        part_k, part_v = backward.dk(ar, made, ar.const(x.q), scale), backward.dv(ar, made, do)
-        dk = part_k if dk is None else ar.add(dk, part_k)
-        dv = part_v if dv is None else ar.add(dv, part_v)
-    values = {name: pick_rows(ar, value, rows) for name, value in (("dk", dk), ("dv", dv))}
+        of_k.append(backward.dk(ar, made, ar.const(x.q), scale))
+        of_v.append(backward.dv(ar, made, do))
+    values = {name: pick_rows(ar, reduce(ar.add, shares), rows) for name, shares in (("dk", of_k), ("dv", of_v))}
     # A row that has no value gives none to any key.
     undefined = np.full(len(rows), spoiled)
     return Block(key, rows, ar, values, np.zeros(len(rows), bool), undefined, at=key[1:], outputs=HELD[DKV])
 
 
-def pick_rows(ar: Arithmetic, value: Value, rows: Rows) -> Value:
+def pick_rows(ar: Arithmetic[V], value: V, rows: Rows) -> V:
     """Rows of a value by number."""
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return ar.rows(value, int(rows[0]), int(rows[0]) + len(rows))
@@ -208,16 +208,16 @@ def pick_rows(ar: Arithmetic, value: Value, rows: Rows) -> Value:
     return ar.transpose(ar.hstack([ar.columns(turned, int(i), int(i) + 1) for i in rows]))
 
 
-def _bias(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
+def _bias(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     bias = bias_of(case)
     assert bias is not None
     last = attention_case.chosen(case, "softcap_order") == "after_mask"
-    whole, spoiled = None, np.zeros(case.arrays["q"].shape[2], dtype=bool)
+    parts, spoiled = [], np.zeros(case.arrays["q"].shape[2], dtype=bool)
     for head in heads_of(case, key):
         made, _, _, undefined = head_gradients(ar, case, head, _all_rows(case), order=order)
-        part = made.dx if last else made.ds
-        whole = part if whole is None else ar.add(whole, part)
+        parts.append(made.dx if last else made.ds)
         spoiled |= undefined
+    whole = reduce(ar.add, parts)
     if bias.ndim < 2 or bias.shape[-2] == 1:
         whole, spoiled = _summed(ar, whole), np.array([spoiled.any()])
     if bias.shape[-1] == 1:
@@ -227,15 +227,15 @@ def _bias(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: O
     return Block(key, rows, ar, {"dbias": value}, nothing, spoiled[rows], at=key[1:], outputs=HELD[DBIAS])
 
 
-def _summed(ar: Arithmetic, value: Value) -> Value:
+def _summed(ar: Arithmetic[V], value: V) -> V:
     """The sum of all rows, as one row."""
     return ar.transpose(ar.row_sum(ar.transpose(value), "delta"))
 
 
-def _sinks(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
+def _sinks(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     parts, spoiled = [], []
     for h in rows.tolist():
-        whole: Value = ar.const(np.zeros((1, 1)))
+        whole: V = ar.const(np.zeros((1, 1)))
         bad = False
         for b in range(case.arrays["q"].shape[0]):
             made, _, _, undefined = head_gradients(ar, case, (b, h), _all_rows(case), order=order)

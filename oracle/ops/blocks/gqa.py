@@ -15,44 +15,45 @@ Why the enclosures are rigorous: matrix products, `oracle.ops.rope.formula.turn`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.ops.attention import formula as attention
 from oracle.ops.attention.formula import Attended, Scoring, Visible
 from oracle.ops.rope import formula as rope
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Generic[V]):
     """W_Q, W_K, W_V, W_O as torch's Linear has them: [out, in]."""
 
-    w_q: Value
-    w_k: Value
-    w_v: Value
-    w_o: Value
+    w_q: V
+    w_k: V
+    w_v: V
+    w_o: V
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Side(Generic[V]):
     """Rows of x and of the tables: those of the queries, or those of the keys."""
 
-    x: Value
-    cos: Value
-    sin: Value
+    x: V
+    cos: V
+    sin: V
 
 
 def gqa_block(
-    ar: Arithmetic,
-    queries: Side,
-    keys: Side,
-    weights: Weights,
+    ar: Arithmetic[V],
+    queries: Side[V],
+    keys: Side[V],
+    weights: Weights[V],
     *,
     heads: int,
     kv_heads: int,
     dim: int,
     visible: Visible,
     normalise_first: bool = False,
-) -> tuple[list[Attended], Value]:
+) -> tuple[list[Attended[V]], V]:
     """Every head's attention, and y [r, E']."""
     scoring = Scoring(attention.default_scale(ar, dim))
     q = project(ar, queries.x, weights.w_q)
@@ -77,12 +78,12 @@ def gqa_block(
     return parts, ar.round(ar.matmul(joined, ar.transpose(weights.w_o), "up_accumulator"), "output")
 
 
-def project(ar: Arithmetic, x: Value, weight: Value) -> Value:
+def project(ar: Arithmetic[V], x: V, weight: V) -> V:
     """x W^T, stored as projections are."""
     return ar.round(ar.matmul(x, ar.transpose(weight), "up_accumulator"), "up")
 
 
-def turned(ar: Arithmetic, x: Value, side: Side, dim: int) -> Value:
+def turned(ar: Arithmetic[V], x: V, side: Side[V], dim: int) -> V:
     """One head's rows [S, d], rotated and stored."""
     pairs = rope.split_pairs(ar, x, dim, "half")
     return ar.round(rope.join_pairs(ar, *rope.turn(ar, *pairs, side.cos, side.sin), dim // 2, "half"), "up")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -122,10 +122,10 @@ def sequence(case: Case, key: tuple[int, ...], rows: Rows) -> Sequence:
     return Sequence(clean["x"], clean["cos"], clean["sin"], weights, rows, visible, np.asarray(undefined))
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     s = sequence(case, key, rows)
     parts, out = _block(ar, case, s)
-    values: dict[str, Value] = {"out": out}
+    values: dict[str, V] = {"out": out}
     for h, part in enumerate(parts):
         values |= {f"{h}.{name}": getattr(part, name) for name in PARTS}
     nothing = np.zeros(len(rows), dtype=bool)
@@ -142,7 +142,7 @@ def head_block(block: Block, head: int) -> Block:
     return replace(block, values=of_head(block.values), patches=of_head(block.patches))
 
 
-def _block(ar: Arithmetic, case: Case, s: Sequence, *, normalise_first: bool = False) -> tuple[list[Attended], Value]:
+def _block(ar: Arithmetic[V], case: Case, s: Sequence, *, normalise_first: bool = False) -> tuple[list[Attended[V]], V]:
     n = sizes(case)
     x, cos, sin = (ar.const(a) for a in (s.x, s.cos, s.sin))
     place = np.asarray(s.rows)

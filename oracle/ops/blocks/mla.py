@@ -21,73 +21,74 @@ preserves inclusion.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.ops.attention.formula import Attended, Visible
 from oracle.ops.mla import formula as mla
 from oracle.ops.rope import formula as rope
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(Generic[V]):
     """The gain [1, d] and eps [1, 1] of one RMSNorm, and d."""
 
-    gain: Value
-    eps: Value
+    gain: V
+    eps: V
     width: int
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Generic[V]):
     """W_DKV, W_KR, W_DQ, W_O, and one per head of W_UK, W_UV, W_UQ, W_QR; the norms where there are any."""
 
-    w_dkv: Value
-    w_kr: Value
-    w_dq: Value
-    w_o: Value
-    w_uk: list[Value]
-    w_uv: list[Value]
-    w_uq: list[Value]
-    w_qr: list[Value]
-    norm_kv: Norm | None = None
-    norm_q: Norm | None = None
+    w_dkv: V
+    w_kr: V
+    w_dq: V
+    w_o: V
+    w_uk: list[V]
+    w_uv: list[V]
+    w_uq: list[V]
+    w_qr: list[V]
+    norm_kv: Norm[V] | None = None
+    norm_q: Norm[V] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Side(Generic[V]):
     """Rows of x, their cos and sin [r, d_r / 2], and d_r."""
 
-    x: Value
-    cos: Value
-    sin: Value
+    x: V
+    cos: V
+    sin: V
     rotary: int
 
 
 @dataclass(frozen=True, slots=True)
-class Latents:
+class Latents(Generic[V]):
     """What a decoder keeps: c^KV [S, d_c] and k^R [S, d_r]."""
 
-    c_kv: Value
-    k_pe: Value
+    c_kv: V
+    k_pe: V
 
 
-def latents(ar: Arithmetic, keys: Side, weights: Weights, layout: str) -> Latents:
+def latents(ar: Arithmetic[V], keys: Side[V], weights: Weights[V], layout: str) -> Latents[V]:
     c_kv = normalised(ar, project(ar, keys.x, weights.w_dkv), weights.norm_kv)
     return Latents(ar.round(c_kv, "cache"), turned(ar, project(ar, keys.x, weights.w_kr), keys, layout))
 
 
 def from_latents(
-    ar: Arithmetic,
-    queries: Side,
-    kept: Latents,
-    weights: Weights,
+    ar: Arithmetic[V],
+    queries: Side[V],
+    kept: Latents[V],
+    weights: Weights[V],
     *,
-    scale: Value,
+    scale: V,
     layout: str,
     visible: Visible,
     form: str = "materialised",
     normalise_first: bool = False,
-) -> tuple[list[Attended], Value]:
+) -> tuple[list[Attended[V]], V]:
     """Every head's attention, and y [r, E'] for the rows of ``queries``."""
     c_q = normalised(ar, project(ar, queries.x, weights.w_dq), weights.norm_q)
     parts = []
@@ -111,12 +112,12 @@ def from_latents(
     return parts, ar.round(ar.matmul(joined, ar.transpose(weights.w_o), "up_accumulator"), "block_output")
 
 
-def project(ar: Arithmetic, x: Value, weight: Value) -> Value:
+def project(ar: Arithmetic[V], x: V, weight: V) -> V:
     """x W^T, stored as what passes between the parts is."""
     return ar.round(ar.matmul(x, ar.transpose(weight), "up_accumulator"), "between")
 
 
-def normalised(ar: Arithmetic, c: Value, norm: Norm | None) -> Value:
+def normalised(ar: Arithmetic[V], c: V, norm: Norm[V] | None) -> V:
     """RMSNorm of every row (Zhang and Sennrich 2019, arXiv 1910.07467), eps under the root."""
     if norm is None:
         return c
@@ -125,7 +126,7 @@ def normalised(ar: Arithmetic, c: Value, norm: Norm | None) -> Value:
     return ar.round(ar.mul(bare, norm.gain), "between")
 
 
-def turned(ar: Arithmetic, x: Value, side: Side, layout: str) -> Value:
+def turned(ar: Arithmetic[V], x: V, side: Side[V], layout: str) -> V:
     """Rows [r, d_r], rotated and stored."""
     dim = side.rotary
     pairs = rope.split_pairs(ar, x, dim, layout)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.arb import arb_arithmetic
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
@@ -153,7 +153,7 @@ def rotation(case: Case) -> Rotation:
     return Rotation(dim, dim, str(chosen(case, "layout")), base, scaling)
 
 
-def scale_value(ar: Arithmetic, case: Case) -> Value:
+def scale_value(ar: Arithmetic[V], case: Case) -> V:
     scale = case.options.get("scale")
     if scale is not None:
         return ar.const(np.array([[scale]]))
@@ -187,7 +187,7 @@ def _table(positions: bytes, how: Rotation, length: int) -> tuple[Enclosure, Enc
         return Enclosure(*ar.to_enclosure(cos)), Enclosure(*ar.to_enclosure(sin))
 
 
-def sides(ar: Arithmetic, case: Case, s: Sequence) -> tuple[Side, Side]:
+def sides(ar: Arithmetic[V], case: Case, s: Sequence) -> tuple[Side[V], Side[V]]:
     """The rows of the queries, and those of the keys."""
     how, length, place = rotation(case), sequence_length(case, s), np.asarray(s.rows)
     return (
@@ -196,11 +196,11 @@ def sides(ar: Arithmetic, case: Case, s: Sequence) -> tuple[Side, Side]:
     )
 
 
-def _turns(ar: Arithmetic, positions: NDArray[np.int64], how: Rotation, length: int) -> tuple[Value, Value]:
+def _turns(ar: Arithmetic[V], positions: NDArray[np.int64], how: Rotation, length: int) -> tuple[V, V]:
     return rope.table(ar, positions, how.base, how.rotary_dim, scaling=how.scaling, length=length)
 
 
-def weights_of(ar: Arithmetic, case: Case, s: Sequence) -> Weights:
+def weights_of(ar: Arithmetic[V], case: Case, s: Sequence) -> Weights[V]:
     eps = ar.const(np.array([[float(chosen(case, "eps"))]]))
     norms = {n: None if g is None else Norm(ar.const(g[None]), eps, len(g)) for n, g in s.gains.items()}
     whole = {n: ar.const(s.weights[n]) for n in ("w_dkv", "w_kr", "w_dq", "w_o")}
@@ -208,7 +208,7 @@ def weights_of(ar: Arithmetic, case: Case, s: Sequence) -> Weights:
     return Weights(**whole, **by_head, **norms)  # type: ignore[arg-type]
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     s = sequence(case, key, rows)
     own, all_rows = sides(ar, case, s)
     weights, layout = weights_of(ar, case, s), str(chosen(case, "layout"))
@@ -216,7 +216,7 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Bl
     parts, out = mla_block.from_latents(
         ar, own, kept, weights, scale=scale_value(ar, case), layout=layout, visible=s.visible
     )
-    values: dict[str, Value] = {"out": out}
+    values: dict[str, V] = {"out": out}
     for h, part in enumerate(parts):
         values |= {f"{h}.{name}": getattr(part, name) for name in PARTS}
     nothing = np.zeros(len(rows), dtype=bool)
@@ -250,7 +250,7 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
     with ar.working():
         own, all_rows = sides(ar, case, s)
         weights, layout = weights_of(ar, case, s), str(chosen(case, "layout"))
-        kept: Latents = mla_block.latents(ar, all_rows, weights, layout)
+        kept: Latents[Float64Array] = mla_block.latents(ar, all_rows, weights, layout)
         _, out = mla_block.from_latents(
             ar,
             own,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
@@ -183,7 +183,7 @@ def row_count(case: Case, key: tuple[int, ...] = ()) -> int:
     return int(rows.stop - rows.start)
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     n, h = key
     block = replace(attention_case.evaluate(ar, dense(case, n), (0, h), rows), key=key)
     if case.op == PAGED:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -112,7 +112,7 @@ def score_dims(case: Case) -> int:
     return int(case.arrays["q_nope"].shape[-1] + case.arrays["q_pe"].shape[-1])
 
 
-def scale_value(ar: Arithmetic, case: Case) -> Value:
+def scale_value(ar: Arithmetic[V], case: Case) -> V:
     scale = case.options.get("scale")
     return attention.default_scale(ar, score_dims(case)) if scale is None else ar.const(np.array([[scale]]))
 
@@ -123,7 +123,7 @@ def scale_float(case: Case) -> float:
     return float(scale) if scale is not None else 1.0 / float(np.sqrt(score_dims(case)))
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     """One head in the form that `oracle.ops.mla.formula.form_for` chooses."""
     inputs = head(case, key, rows)
     (d_h, d_c), d_v = inputs.w_uk.shape, inputs.w_uv.shape[0]

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.ops.attention import formula as attention
 from oracle.ops.attention.formula import Attended, Scoring, Visible
 
@@ -57,19 +57,19 @@ DEEPSEEK_V3 = replace(DEEPSEEK_V2, model=7168, layers=61)
 
 
 def mla(
-    ar: Arithmetic,
-    q_nope: Value,
-    q_pe: Value,
-    c_kv: Value,
-    k_pe: Value,
-    w_uk: Value,
-    w_uv: Value,
+    ar: Arithmetic[V],
+    q_nope: V,
+    q_pe: V,
+    c_kv: V,
+    k_pe: V,
+    w_uk: V,
+    w_uv: V,
     *,
-    scale: Value,
+    scale: V,
     visible: Visible,
     form: str = "materialised",
     normalise_first: bool = False,
-) -> Attended:
+) -> Attended[V]:
     """One head, evaluated in the order ``form``. ``normalise_first``: see `oracle.ops.attention.formula`."""
     q, k, v = operands(ar, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, form=form)
     stage = "output" if form == "materialised" else "latent"
@@ -87,16 +87,16 @@ def mla(
 
 
 def operands(
-    ar: Arithmetic,
-    q_nope: Value,
-    q_pe: Value,
-    c_kv: Value,
-    k_pe: Value,
-    w_uk: Value,
-    w_uv: Value,
+    ar: Arithmetic[V],
+    q_nope: V,
+    q_pe: V,
+    c_kv: V,
+    k_pe: V,
+    w_uk: V,
+    w_uv: V,
     *,
     form: str,
-) -> tuple[Value, Value, Value]:
+) -> tuple[V, V, V]:
     """The q, k, v of the plain attention that ``form`` reduces to; for ``absorbed``, v is the latents."""
     match form:
         case "materialised":
@@ -110,7 +110,7 @@ def operands(
             raise ValueError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
 
 
-def project(ar: Arithmetic, latent: Value, w_uv: Value) -> Value:
+def project(ar: Arithmetic[V], latent: V, w_uv: V) -> V:
     """O = W_UV z for every row: latent z [r, d_c] -> [r, d_v]."""
     return ar.round(ar.matmul(latent, ar.transpose(w_uv), "up_accumulator"), "output")
 

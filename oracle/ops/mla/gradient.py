@@ -20,10 +20,11 @@ Why the enclosures are rigorous: compositions of inclusion-preserving operations
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.ops.attention import gradient as backward
 from oracle.ops.attention.formula import Scoring, Visible
 from oracle.ops.attention.gradient import PLAIN, Inner, Order
@@ -31,16 +32,16 @@ from oracle.ops.mla import formula as mla
 
 
 @dataclass(frozen=True, slots=True)
-class HeadInputs:
+class HeadInputs(Generic[V]):
     """One head's inputs as values of an arithmetic, and the cotangent of its output."""
 
-    q_nope: Value
-    q_pe: Value
-    c_kv: Value
-    k_pe: Value
-    w_uk: Value
-    w_uv: Value
-    do: Value
+    q_nope: V
+    q_pe: V
+    c_kv: V
+    k_pe: V
+    w_uk: V
+    w_uv: V
+    do: V
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadGradients:
+class HeadGradients(Generic[V]):
     """Of one head: the inner parts of attention, and what it adds to every sum.
 
     dq_nope [r, d_h], dq_pe [r, d_r], dk_pe [n, d_r]; through_keys, through_values: what dc and the weights' gradients
@@ -62,26 +63,26 @@ class HeadGradients:
     """
 
     form: str
-    inner: Inner
-    dq_nope: Value
-    dq_pe: Value
-    dk_pe: Value
-    through_keys: Value
-    through_values: Value
-    dq_latent: Value | None = None
-    latent: Value | None = None
+    inner: Inner[V]
+    dq_nope: V
+    dq_pe: V
+    dk_pe: V
+    through_keys: V
+    through_values: V
+    dq_latent: V | None = None
+    latent: V | None = None
 
 
 def head_gradients(
-    ar: Arithmetic,
-    x: HeadInputs,
+    ar: Arithmetic[V],
+    x: HeadInputs[V],
     widths: Widths,
     *,
-    scale: Value,
+    scale: V,
     visible: Visible,
     form: str = "materialised",
     order: Order = PLAIN,
-) -> HeadGradients:
+) -> HeadGradients[V]:
     q, k, v = mla.operands(ar, x.q_nope, x.q_pe, x.c_kv, x.k_pe, x.w_uk, x.w_uv, form=form)
     absorbed = form == "absorbed"
     do = ar.round(ar.matmul(x.do, x.w_uv, "up_accumulator"), "latent") if absorbed else x.do
@@ -100,7 +101,7 @@ def head_gradients(
     return HeadGradients(form, inner, dq_nope, dq_pe, dk_pe, dk_own, dv, dq_latent, z)
 
 
-def latent_gradient(ar: Arithmetic, made: HeadGradients, x: HeadInputs) -> Value:
+def latent_gradient(ar: Arithmetic[V], made: HeadGradients[V], x: HeadInputs[V]) -> V:
     """One head's share of dc [n, d_c]."""
     if made.form == "absorbed":
         return ar.add(made.through_keys, made.through_values)
@@ -108,14 +109,14 @@ def latent_gradient(ar: Arithmetic, made: HeadGradients, x: HeadInputs) -> Value
     return ar.add(of_keys, ar.matmul(made.through_values, x.w_uv, "up_accumulator"))
 
 
-def key_weight_gradient(ar: Arithmetic, made: HeadGradients, x: HeadInputs) -> Value:
+def key_weight_gradient(ar: Arithmetic[V], made: HeadGradients[V], x: HeadInputs[V]) -> V:
     """One sequence's share of dW_UK [d_h, d_c]."""
     if made.dq_latent is not None:
         return ar.matmul(ar.transpose(x.q_nope), made.dq_latent, "up_accumulator")
     return ar.matmul(ar.transpose(made.through_keys), x.c_kv, "up_accumulator")
 
 
-def value_weight_gradient(ar: Arithmetic, made: HeadGradients, x: HeadInputs) -> Value:
+def value_weight_gradient(ar: Arithmetic[V], made: HeadGradients[V], x: HeadInputs[V]) -> V:
     """One sequence's share of dW_UV [d_v, d_c]."""
     if made.latent is not None:
         return ar.matmul(ar.transpose(x.do), made.latent, "up_accumulator")

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.ball import BallArithmetic
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -87,24 +87,24 @@ def cotangent(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Arra
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(Generic[V]):
     """One head on some of its rows: its gradients, its inputs as values and as numbers, undefined rows."""
 
-    made: HeadGradients
-    values: HeadInputs
+    made: HeadGradients[V]
+    values: HeadInputs[V]
     given: mla_case.Head
     undefined: NDArray[np.bool_]
 
 
 def gradients(
-    ar: Arithmetic,
+    ar: Arithmetic[V],
     case: Case,
     key: tuple[int, int],
     rows: Rows,
     *,
     form: str = "materialised",
     order: Order = PLAIN,
-) -> Evaluated:
+) -> Evaluated[V]:
     x = mla_case.head(case, key, rows)
     do, spoiled = cotangent(case, key, rows)
     values = HeadInputs(*(ar.const(a) for a in (*x.arrays(), do)))
@@ -127,13 +127,13 @@ class Asked:
 
 
 @lru_cache(maxsize=16)
-def _remembered(asked: Asked, key: tuple[int, int]) -> Evaluated:
+def _remembered(asked: Asked, key: tuple[int, int]) -> Evaluated[Any]:
     ar = BallArithmetic()
     with ar.working():
         return gradients(ar, asked.case, key, all_rows(asked.case))
 
 
-def of_all_rows(ar: Arithmetic, case: Case, key: tuple[int, int], **how: Any) -> Evaluated:
+def of_all_rows(ar: Arithmetic[V], case: Case, key: tuple[int, int], **how: Any) -> Evaluated[V]:
     """`gradients` of all rows of a head, which every block of it needs: in balls they are evaluated once."""
     if ar.name == "ball":
         return _remembered(Asked(case.digest(), case), key)
@@ -146,7 +146,7 @@ def form_of(case: Case, rows: Rows) -> str:
     return mla.form_for(len(rows), keys, head=w.head, rope=w.rope, value=d_v, latent=w.latent)
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, **how: Any) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, **how: Any) -> Block:
     nothing = np.zeros(len(rows), dtype=bool)
     if key[0] == DQ:
         one = gradients(ar, case, (key[1], key[2]), rows, **(how or {"form": form_of(case, rows)}))
@@ -154,7 +154,7 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, **how
         visible = one.given.visible
         empty = np.asarray(~visible.any(axis=1))
         return Block(key, rows, ar, values, empty, one.undefined, visible, at=key[1:], outputs=HELD[DQ])
-    sums: dict[str, Value] = {}
+    sums: dict[str, V] = {}
     spoiled = False
     for head in heads_of(case, key):
         one = of_all_rows(ar, case, head, **how)
@@ -166,7 +166,7 @@ def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows, **how
     return Block(key, rows, ar, values, nothing, undefined, at=key[1:], outputs=HELD[key[0]])
 
 
-def _shares(ar: Arithmetic, kind: int, one: Evaluated) -> dict[str, Value]:
+def _shares(ar: Arithmetic[V], kind: int, one: Evaluated[V]) -> dict[str, V]:
     """What one head, or one sequence, adds to a block's sums."""
     match kind:
         case 1:

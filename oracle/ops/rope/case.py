@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
@@ -191,7 +191,7 @@ def given_table(case: Case, rows: Rows) -> tuple[Float64Array, Float64Array]:
     return cos, sin
 
 
-def table(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Value, Value]:
+def table(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> tuple[V, V]:
     """The table of one head's rows in ``ar``; heads with the same positions share one (see
     `KEPT_ENTRIES`)."""
     if case.op == "rope_apply":
@@ -205,19 +205,17 @@ def table(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> tuple
 
 
 @lru_cache(maxsize=4)
-def _kept_table(
-    name: str, precision: int, positions: bytes, ndim: int, how: Rotation, length: int
-) -> tuple[Value, Value]:
+def _kept_table(name: str, precision: int, positions: bytes, ndim: int, how: Rotation, length: int) -> tuple[Any, Any]:
     # The arithmetic is made anew because instances of arb's do not compare equal; its values do not depend
     # on that.
-    ar: Arithmetic = BallArithmetic() if name == "ball" else arb_arithmetic(precision)
+    ar: Arithmetic[Any] = BallArithmetic() if name == "ball" else arb_arithmetic(precision)
     at = np.frombuffer(positions, dtype=np.int64)
     at = at if ndim == 1 else at.reshape(3, -1)
     with ar.working():
         return rope.table(ar, at, how.base, how.rotary_dim, scaling=how.scaling, length=length)
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     """cos, sin and out on ``rows``."""
     x, undefined = clean_head(case, key, rows)
     how = rotation(case)
@@ -239,7 +237,7 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
         return {output_name(case): ar.to_enclosure(_rotated(ar, case, x, cos, sin, how))[0]}
 
 
-def _rotated(ar: Arithmetic, case: Case, x: Float64Array, cos: Value, sin: Value, how: Rotation) -> Value:
+def _rotated(ar: Arithmetic[V], case: Case, x: Float64Array, cos: V, sin: V, how: Rotation) -> V:
     back = case.op == "rope_backward"
     return rope.rotate(ar, ar.const(x), cos, sin, dim=how.dim, rotary_dim=how.rotary_dim, layout=how.layout, back=back)
 

@@ -28,27 +28,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.ops.rope.scaling import PLAIN, Scaling, axes, magnitude, scaled
 
 LAYOUTS = ("half", "interleaved")
 
 
-def frequencies(ar: Arithmetic, base: float, rotary_dim: int, *, scaling: Scaling = PLAIN, length: int = 0) -> Value:
+def frequencies(ar: Arithmetic[V], base: float, rotary_dim: int, *, scaling: Scaling = PLAIN, length: int = 0) -> V:
     """theta [1, d/2] in the arithmetic ``ar`` (pass ``ar.angles``); ``length``: of the sequence, where it matters."""
     theta = ar.power(base, -2 * np.arange(rotary_dim // 2), rotary_dim)
     return ar.round(scaled(ar, theta, base, rotary_dim, scaling, length), "angle")
 
 
 def table(
-    ar: Arithmetic,
+    ar: Arithmetic[V],
     positions: NDArray[np.int64],
     base: float,
     rotary_dim: int,
     *,
     scaling: Scaling = PLAIN,
     length: int = 0,
-) -> tuple[Value, Value]:
+) -> tuple[V, V]:
     """A cos and A sin of m theta_i, [S, d/2] each, A the magnitude; positions [S], or [3, S] with sections."""
     exact = ar.angles
     with exact.working():
@@ -65,24 +65,24 @@ def table(
     return ar.round(cos, "table"), ar.round(sin, "table")
 
 
-def split_pairs(ar: Arithmetic, x: Value, rotary_dim: int, layout: str) -> tuple[Value, Value]:
+def split_pairs(ar: Arithmetic[V], x: V, rotary_dim: int, layout: str) -> tuple[V, V]:
     """The first and the second entries of all pairs, [S, d/2] each."""
     if layout == "half":
         return ar.columns(x, 0, rotary_dim // 2), ar.columns(x, rotary_dim // 2, rotary_dim)
     return ar.columns(x, 0, rotary_dim, 2), ar.columns(x, 1, rotary_dim, 2)
 
 
-def join_pairs(ar: Arithmetic, first: Value, second: Value, pairs: int, layout: str) -> Value:
+def join_pairs(ar: Arithmetic[V], first: V, second: V, pairs: int, layout: str) -> V:
     """The inverse of `split_pairs`, [S, d]."""
     if layout == "half":
         return ar.hstack([first, second])
     return ar.hstack([ar.columns(part, i, i + 1) for i in range(pairs) for part in (first, second)])
 
 
-def turn(ar: Arithmetic, first: Value, second: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
+def turn(ar: Arithmetic[V], first: V, second: V, cos: V, sin: V) -> tuple[V, V]:
     """The rotation of every pair."""
 
-    def times(a: Value, b: Value) -> Value:
+    def times(a: V, b: V) -> V:
         return ar.round(ar.mul(a, b), "rotate")
 
     left = ar.round(ar.sub(times(first, cos), times(second, sin)), "rotate")
@@ -90,9 +90,7 @@ def turn(ar: Arithmetic, first: Value, second: Value, cos: Value, sin: Value) ->
     return left, right
 
 
-def rotate(
-    ar: Arithmetic, x: Value, cos: Value, sin: Value, *, dim: int, rotary_dim: int, layout: str, back: bool = False
-) -> Value:
+def rotate(ar: Arithmetic[V], x: V, cos: V, sin: V, *, dim: int, rotary_dim: int, layout: str, back: bool = False) -> V:
     """x [S, D] rotated by the table, or ``back`` by it, the entries beyond ``rotary_dim`` unchanged."""
     first, second = split_pairs(ar, x, rotary_dim, layout)
     if back:
@@ -105,7 +103,7 @@ def rotate(
     return ar.round(whole, "output")
 
 
-def rotation_matrix(ar: Arithmetic, cos: Value, sin: Value, *, rotary_dim: int, layout: str) -> Value:
+def rotation_matrix(ar: Arithmetic[V], cos: V, sin: V, *, rotary_dim: int, layout: str) -> V:
     """R_m [d, d] of one position (cos and sin [1, d/2]), equation 15: R_m x is the rotated column x."""
     pairs = rotary_dim // 2
     half = layout == "half"
@@ -124,10 +122,10 @@ def rotation_matrix(ar: Arithmetic, cos: Value, sin: Value, *, rotary_dim: int, 
     return ar.hstack(columns)
 
 
-def rotate_by_matrix(ar: Arithmetic, x: Value, cos: Value, sin: Value, *, rotary_dim: int, layout: str) -> list[Value]:
-    """The rows of x [S, d] as R_m x, one matrix for each position; a list of [1, d]."""
+def rotate_by_matrix(ar: Arithmetic[V], x: V, cos: V, sin: V, *, count: int, rotary_dim: int, layout: str) -> list[V]:
+    """The ``count`` rows of x [S, d] as R_m x, one matrix for each position; a list of [1, d]."""
     rows = []
-    for m in range(x.shape[0]):
+    for m in range(count):
         matrix = rotation_matrix(
             ar, ar.rows(cos, m, m + 1), ar.rows(sin, m, m + 1), rotary_dim=rotary_dim, layout=layout
         )
@@ -135,10 +133,10 @@ def rotate_by_matrix(ar: Arithmetic, x: Value, cos: Value, sin: Value, *, rotary
     return rows
 
 
-Complex = tuple[Value, Value]
+Complex = tuple[V, V]
 
 
-def complex_product(ar: Arithmetic, a: Complex, b: Complex) -> Complex:
+def complex_product(ar: Arithmetic[V], a: Complex[V], b: Complex[V]) -> Complex[V]:
     """(a_r + i a_i)(b_r + i b_i), entry by entry."""
     return (
         ar.sub(ar.mul(a[0], b[0]), ar.mul(a[1], b[1])),
@@ -146,14 +144,14 @@ def complex_product(ar: Arithmetic, a: Complex, b: Complex) -> Complex:
     )
 
 
-def conjugate(ar: Arithmetic, a: Complex) -> Complex:
+def conjugate(ar: Arithmetic[V], a: Complex[V]) -> Complex[V]:
     return a[0], ar.sub(ar.rational(0, 1), a[1])
 
 
-def unit_power(ar: Arithmetic, theta: Value, position: int) -> Complex:
+def unit_power(ar: Arithmetic[V], theta: V, position: int) -> Complex[V]:
     """(e^(i theta))^position by repeated squaring, [1, d/2] each; a negative position conjugates."""
-    square: Complex = ar.cos_sin(np.array([1], dtype=np.int64), theta)
-    result: Complex = ar.cos_sin(np.array([0], dtype=np.int64), theta)
+    square: Complex[V] = ar.cos_sin(np.array([1], dtype=np.int64), theta)
+    result: Complex[V] = ar.cos_sin(np.array([0], dtype=np.int64), theta)
     for bit in reversed(bin(abs(position))[2:]):
         if bit == "1":
             result = complex_product(ar, result, square)
@@ -161,16 +159,14 @@ def unit_power(ar: Arithmetic, theta: Value, position: int) -> Complex:
     return result if position >= 0 else conjugate(ar, result)
 
 
-def rotate_by_powers(ar: Arithmetic, x: Value, theta: Value, position: int, *, rotary_dim: int, layout: str) -> Value:
+def rotate_by_powers(ar: Arithmetic[V], x: V, theta: V, position: int, *, rotary_dim: int, layout: str) -> V:
     """One row x [1, d] at one position as (x_a + i x_b) (e^(i theta))^position."""
     pair = split_pairs(ar, x, rotary_dim, layout)
     turned = complex_product(ar, pair, unit_power(ar, theta, position))
     return join_pairs(ar, *turned, rotary_dim // 2, layout)
 
 
-def score_rotated(
-    ar: Arithmetic, q: Value, k: Value, theta: Value, m: int, n: int, *, rotary_dim: int, layout: str
-) -> Value:
+def score_rotated(ar: Arithmetic[V], q: V, k: V, theta: V, m: int, n: int, *, rotary_dim: int, layout: str) -> V:
     """<R_m q, R_n k> for one q and one k [1, d]."""
     sides = []
     for row, position in ((q, m), (k, n)):
@@ -179,18 +175,14 @@ def score_rotated(
     return ar.matmul(sides[0], ar.transpose(sides[1]), "scores")
 
 
-def score_relative(
-    ar: Arithmetic, q: Value, k: Value, theta: Value, m: int, n: int, *, rotary_dim: int, layout: str
-) -> Value:
+def score_relative(ar: Arithmetic[V], q: V, k: V, theta: V, m: int, n: int, *, rotary_dim: int, layout: str) -> V:
     """q^T R_(n-m) k."""
     cos, sin = ar.cos_sin(np.array([n - m], dtype=np.int64), theta)
     matrix = rotation_matrix(ar, cos, sin, rotary_dim=rotary_dim, layout=layout)
     return ar.matmul(q, ar.matmul(matrix, ar.transpose(k), "rotate"), "scores")
 
 
-def score_complex(
-    ar: Arithmetic, q: Value, k: Value, theta: Value, m: int, n: int, *, rotary_dim: int, layout: str
-) -> Value:
+def score_complex(ar: Arithmetic[V], q: V, k: V, theta: V, m: int, n: int, *, rotary_dim: int, layout: str) -> V:
     """Re(sum over pairs of q conj(k) e^(i (m-n) theta))."""
     left, right = (split_pairs(ar, row, rotary_dim, layout) for row in (q, k))
     product = complex_product(ar, left, conjugate(ar, right))

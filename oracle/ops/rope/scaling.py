@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.arb import arb_arithmetic
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 
 SINGULAR = Fraction(1, 1000)
 # Enough for the integer part of any correction dimension, which is never an integer (pi is transcendental).
@@ -104,21 +104,21 @@ class Scaling:
 PLAIN = Scaling()
 
 
-def number(ar: Arithmetic, x: Fraction) -> Value:
+def number(ar: Arithmetic[V], x: Fraction) -> V:
     return ar.rational(x.numerator, x.denominator)
 
 
-def row(ar: Arithmetic, values: list[Fraction]) -> Value:
+def row(ar: Arithmetic[V], values: list[Fraction]) -> V:
     return ar.hstack([number(ar, x) for x in values])
 
 
-def clamp(ar: Arithmetic, x: Value) -> Value:
+def clamp(ar: Arithmetic[V], x: V) -> V:
     """x where it may lie in 0 .. 1; 0 or 1 where it is surely beyond."""
     one = ar.rational(1, 1)
     return ar.select(_negative(ar, x), ar.rational(0, 1), ar.select(_negative(ar, ar.sub(one, x)), one, x))
 
 
-def _negative(ar: Arithmetic, x: Value) -> NDArray[np.bool_]:
+def _negative(ar: Arithmetic[V], x: V) -> NDArray[np.bool_]:
     hi, lo, rad = ar.to_enclosure(x)
     return np.asarray((hi < 0) & (np.abs(hi) > np.abs(lo) + 2 * rad))
 
@@ -134,7 +134,7 @@ def list_of(scaling: Scaling, length: int) -> tuple[Fraction, ...]:
     return scaling.long if length > scaling.length else scaling.short
 
 
-def correction_dimension(ar: Arithmetic, scaling: Scaling, beta: Fraction, base: float, rotary_dim: int) -> Value:
+def correction_dimension(ar: Arithmetic[V], scaling: Scaling, beta: Fraction, base: float, rotary_dim: int) -> V:
     """yarn: the pair number (a real one) whose frequency rotates beta times within L."""
     rotations = ar.div(number(ar, scaling.length / (2 * beta)), ar.pi())
     logarithm = ar.log(number(ar, Fraction(base)))
@@ -152,7 +152,7 @@ def integer_range(scaling: Scaling, base: float, rotary_dim: int) -> tuple[Fract
     return Fraction(first), last + (SINGULAR if first == last else Fraction(0))
 
 
-def real_range(ar: Arithmetic, scaling: Scaling, base: float, rotary_dim: int) -> tuple[Value, Value]:
+def real_range(ar: Arithmetic[V], scaling: Scaling, base: float, rotary_dim: int) -> tuple[V, V]:
     """yarn without truncation."""
     low, high = (correction_dimension(ar, scaling, beta, base, rotary_dim) for beta in (scaling.fast, scaling.slow))
     last = ar.rational(rotary_dim - 1, 1)
@@ -171,7 +171,7 @@ def has_ramp(scaling: Scaling, base: float, rotary_dim: int) -> bool:
         return bool(_negative(ar, ar.sub(start, end))[0, 0])
 
 
-def kept_share(ar: Arithmetic, theta: Value, base: float, rotary_dim: int, scaling: Scaling) -> Value:
+def kept_share(ar: Arithmetic[V], theta: V, base: float, rotary_dim: int, scaling: Scaling) -> V:
     """w [1, d/2]: the share of the unscaled frequency in yarn's and llama3's sums."""
     if scaling.in_rotations:
         rotations = ar.div(ar.mul(theta, ar.rational(scaling.length, 1)), ar.mul(ar.rational(2, 1), ar.pi()))
@@ -186,7 +186,7 @@ def kept_share(ar: Arithmetic, theta: Value, base: float, rotary_dim: int, scali
     return ar.sub(ar.rational(1, 1), clamp(ar, ramp))
 
 
-def scaled(ar: Arithmetic, theta: Value, base: float, rotary_dim: int, scaling: Scaling, length: int) -> Value:
+def scaled(ar: Arithmetic[V], theta: V, base: float, rotary_dim: int, scaling: Scaling, length: int) -> V:
     """The frequencies [1, d/2] that the rule makes of theta; ``length`` is L'."""
     match scaling.kind:
         case "default":
@@ -208,7 +208,7 @@ def scaled(ar: Arithmetic, theta: Value, base: float, rotary_dim: int, scaling: 
     raise AssertionError(scaling.kind)
 
 
-def magnitude(ar: Arithmetic, scaling: Scaling) -> Value | None:
+def magnitude(ar: Arithmetic[V], scaling: Scaling) -> V | None:
     """What multiplies cos and sin, [1, 1]; None for nothing."""
     how = scaling.magnitude
     match how.rule:
@@ -226,7 +226,7 @@ def magnitude(ar: Arithmetic, scaling: Scaling) -> Value | None:
     raise AssertionError(how.rule)
 
 
-def softmax_factor(ar: Arithmetic, scaling: Scaling) -> Value | None:
+def softmax_factor(ar: Arithmetic[V], scaling: Scaling) -> V | None:
     """What DeepSeek's attention multiplies its softmax scale by, [1, 1]; None for nothing."""
     if scaling.factor <= 1 or scaling.all_dim == 0:
         return None
@@ -234,7 +234,7 @@ def softmax_factor(ar: Arithmetic, scaling: Scaling) -> Value | None:
     return ar.mul(root, root)
 
 
-def _tempered(ar: Arithmetic, factor: Fraction, m: Fraction) -> Value:
+def _tempered(ar: Arithmetic[V], factor: Fraction, m: Fraction) -> V:
     """1 + m ln(s)/10."""
     one = ar.rational(1, 1)
     if factor <= 1 or m == 0:

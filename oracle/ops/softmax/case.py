@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -65,7 +65,7 @@ def clean_rows(case: Case, rows: Rows) -> tuple[Float64Array, NDArray[np.bool_],
     return np.where(visible & ~lost[:, None], taken, 0.0), visible, empty, undefined
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     """All of m, l, p, ln p and L on ``rows``, the op's own result as ``out``."""
     x, visible, empty, undefined = clean_rows(case, rows)
     done = softmax.normalise(ar, ar.const(x), visible)

@@ -16,25 +16,26 @@ is formed from x - m and not from x - L, which would lose the digits that a comm
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 
 
 @dataclass(frozen=True, slots=True)
-class Normalised:
+class Normalised(Generic[V]):
     """What one set of rows gives: shift m [R, 1], sum l of exp(x - m) [R, 1], p and ln p [R, n], L [R, 1]."""
 
-    shift: Value
-    total: Value
-    p: Value
-    log_p: Value
-    lse: Value
+    shift: V
+    total: V
+    p: V
+    log_p: V
+    lse: V
 
 
-def normalise(ar: Arithmetic, x: Value, visible: NDArray[np.bool_], *, from_lse: bool = False) -> Normalised:
+def normalise(ar: Arithmetic[V], x: V, visible: NDArray[np.bool_], *, from_lse: bool = False) -> Normalised[V]:
     """The definition. ``from_lse`` forms p = exp(x - L) and ln p = x - L: equal reals, other roundings."""
     shift = ar.row_max(x, visible)
     exponents = ar.where(visible, ar.sub(x, shift))

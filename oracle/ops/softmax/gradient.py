@@ -13,24 +13,25 @@ of which preserves inclusion.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class Turned(Generic[V]):
     """D [R, 1] and dx [R, n]."""
 
-    total: Value
-    dx: Value
+    total: V
+    dx: V
 
 
-def softmax_backward(ar: Arithmetic, y: Value, dy: Value) -> Turned:
+def softmax_backward(ar: Arithmetic[V], y: V, dy: V) -> Turned[V]:
     total = ar.round(ar.row_sum(ar.round(ar.mul(y, dy), "product"), "row_sum"), "total")
     return Turned(total, ar.round(ar.mul(y, ar.round(ar.sub(dy, total), "difference")), "output"))
 
 
-def of_log(ar: Arithmetic, p: Value, dy: Value) -> Turned:
+def of_log(ar: Arithmetic[V], p: V, dy: V) -> Turned[V]:
     """The same for log_softmax, with p = exp of its output."""
     total = ar.round(ar.row_sum(dy, "row_sum"), "total")
     return Turned(total, ar.round(ar.sub(dy, ar.mul(p, total)), "output"))

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -49,21 +49,21 @@ def clean_rows(case: Case, rows: Rows) -> tuple[Float64Array, Float64Array, NDAr
     return np.where(lost, 0.0, y), np.where(lost, 0.0, dy), undefined
 
 
-def evaluate(ar: Arithmetic, case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
     y, dy, undefined = clean_rows(case, rows)
     done = softmax_backward.softmax_backward(ar, ar.const(y), ar.const(dy))
     nothing = np.zeros(len(undefined), dtype=bool)
     return Block(key, rows, ar, {"total": done.total, "dx": done.dx}, nothing, undefined)
 
 
-def gradient_at(ar: Arithmetic, case: Case, dy: Float64Array) -> tuple[Block, softmax_backward.Turned]:
+def gradient_at(ar: Arithmetic[V], case: Case, dy: Float64Array) -> tuple[Block, softmax_backward.Turned[V]]:
     """The forward block of a softmax or log_softmax case, and D and dx [R, n] at x for the cotangent dy [R, n].
 
     An entry -inf is held fixed there: its dx is 0, and its dy must be.
     """
     block = softmax_case.evaluate(ar, case, (), np.arange(softmax_case.row_count(case)))
     visible = block.visible_keys()
-    given: Value = ar.where(visible, ar.const(dy))
+    given: V = ar.where(visible, ar.const(dy))
     p = block.values["p"]
     turned = (softmax_backward.of_log if case.op == "log_softmax" else softmax_backward.softmax_backward)(ar, p, given)
     return block, softmax_backward.Turned(turned.total, ar.where(visible, turned.dx))

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.arithmetic.ball import BallArithmetic
-from oracle.arithmetic.base import Arithmetic, Value
+from oracle.arithmetic.ball import Ball, BallArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.formats import Float64Array
@@ -50,14 +49,14 @@ def with_step(failing: FailingCase, says: str, changed_step: ChangedStep) -> Cou
 
 
 def _whole(
-    ar: Arithmetic,
+    ar: BallArithmetic,
     key: Key,
     s: gqa_block_case.Sequence | mla_block_case.Sequence,
-    parts: list[Attended],
-    out: Value,
+    parts: list[Attended[Ball]],
+    out: Ball,
     seen: Bools,
 ) -> Block:
-    values: dict[str, Value] = {"out": out}
+    values: dict[str, Ball] = {"out": out}
     for h, part in enumerate(parts):
         values |= {f"{h}.{name}": getattr(part, name) for name in gqa_block_case.PARTS}
     return Block(key, s.rows, ar, values, np.zeros(len(s.rows), dtype=bool), s.undefined, seen)
@@ -73,7 +72,7 @@ def _gqa(case: Case, key: Key, rows: Rows, changed_step: ChangedStep) -> Block:
         s, n = gqa_block_case.sequence(case, key, rows), gqa_block_case.sizes(case)
         seen, place = _seen(rows, len(s.x), changed_step), np.asarray(rows)
 
-        def side(where: NDArray[np.int64], moved: Moved | None) -> gqa_block.Side:
+        def side(where: NDArray[np.int64], moved: Moved | None) -> gqa_block.Side[Ball]:
             cos, sin = s.cos[where], s.sin[where]
             if moved is not None:
                 cos, sin = np.ones_like(cos), np.zeros_like(sin)

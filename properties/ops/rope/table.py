@@ -336,7 +336,7 @@ BACKWARD_PROPERTIES: tuple[Property, ...] = tuple(
 )
 
 APPLY_PROPERTIES: tuple[Property, ...] = tuple(
-    Property(row[0], row[1], "rope_apply", guarded(row[2]), **row[3])  # type: ignore[arg-type]
+    Property(row[0], row[1], "rope_apply", guarded(row[2]), **row[3])
     for row in (
         ("P1", "error within the contract's bound", within_bound, {"search": applications}),
         ("P15", "no side effects, calls independent of each other", relations.pure, {"search": applications}),

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from targets.builtin.triton.flash_arguments import DTYPES, Options, Window, options_of, validate
 from targets.builtin.triton.flash_backward import backward
 from targets.builtin.triton.flash_forward import TILE_K, TILE_Q, forward
+from targets.calling.declare import declare
 
 __all__ = ["DTYPES", "TILE_K", "TILE_Q", "attention", "attention_backward"]
 
@@ -41,7 +42,7 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    @once_differentiable
     def backward(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad
@@ -91,7 +92,7 @@ def attention(
         if alibi_slopes is not None and alibi_slopes.requires_grad:
             raise NotImplementedError("gradients of alibi_slopes")
         if any(t is not None and t.requires_grad for t in (q, k, v, sinks, attn_mask)):
-            out, lse = _Attention.apply(q, k, v, sinks, attn_mask, options)  # type: ignore[no-untyped-call]
+            out, lse = _Attention.apply(q, k, v, sinks, attn_mask, options)
             return (out, lse) if return_lse else out
     out, lse = forward(q, k, v, options, return_lse=return_lse)
     return (out, lse) if return_lse else out
@@ -140,19 +141,27 @@ _COMMON: dict[str, Any] = {
     "framework": "torch",
     "interpreted": True,
 }
-attention.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "op": "attention",
-    "conventions": {
-        "causal_alignment": "bottom_right",
-        "lse_base": "e",
-        "empty_row": "zero",
-        "empty_row_lse": "-inf",
-        "masked_nan": "leaks",
+declare(
+    attention,
+    _COMMON
+    | {
+        "op": "attention",
+        "conventions": {
+            "causal_alignment": "bottom_right",
+            "lse_base": "e",
+            "empty_row": "zero",
+            "empty_row_lse": "-inf",
+            "masked_nan": "leaks",
+        },
+        "description": "FlashAttention forward in Triton (interpreted on a CPU), tiles of 64 queries and 32 keys",
     },
-    "description": "FlashAttention forward in Triton (interpreted on a CPU), tiles of 64 queries and 32 keys",
-}
-attention_backward.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "op": "attention_backward",
-    "conventions": {"causal_alignment": "bottom_right"},
-    "description": "FlashAttention backward in Triton (interpreted on a CPU), P recomputed from the LSE",
-}
+)
+declare(
+    attention_backward,
+    _COMMON
+    | {
+        "op": "attention_backward",
+        "conventions": {"causal_alignment": "bottom_right"},
+        "description": "FlashAttention backward in Triton (interpreted on a CPU), P recomputed from the LSE",
+    },
+)

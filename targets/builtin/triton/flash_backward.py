@@ -30,8 +30,8 @@ from targets.builtin.triton.scores import score_tile
 AXES = ("batch", "head", "row", "col")
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def delta_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def delta_kernel(
     out_ptr, do_ptr, dlse_ptr, lse_ptr, sinks_ptr, delta_ptr, dsink_ptr,
     out_row, do_batch, do_head, do_row, do_col,
     heads, queries, tiles,
@@ -60,8 +60,8 @@ def delta_kernel(  # type: ignore[no-untyped-def]
         tl.store(dsink_ptr + place, -weight * delta, mask=row_ok)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dkdv_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def dkdv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, slopes_ptr, mask_ptr,
     scale, softcap, left, right,
     q_batch, q_head, q_row, q_col, k_batch, k_head, k_row, k_col,
@@ -143,8 +143,8 @@ def dkdv_kernel(  # type: ignore[no-untyped-def]
     tl.store(dv_ptr + place * VALUE_DIM + value_wide[None, :], dv.to(kind), mask=v_ok)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dq_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dbias_ptr, slopes_ptr, mask_ptr,
     scale, softcap, left, right,
     q_batch, q_head, q_row, q_col, k_batch, k_head, k_row, k_col,

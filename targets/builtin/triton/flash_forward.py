@@ -24,8 +24,8 @@ TILE_K = 32  # small, so that short test inputs already cross tile borders
 DENSE, VARLEN, PAGED = 0, 1, 2
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def attention_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, slopes_ptr, sinks_ptr, mask_ptr, starts_q_ptr, starts_k_ptr, pages_ptr,
     scale, softcap, left, right,
     q_batch, q_head, q_row, q_col,

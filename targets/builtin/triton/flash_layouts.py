@@ -20,6 +20,7 @@ from targets.builtin.triton.flash_arguments import (
     validate_kinds,
 )
 from targets.builtin.triton.flash_forward import run
+from targets.calling.declare import declare
 
 
 def attention_varlen(
@@ -166,11 +167,19 @@ _COMMON: dict[str, Any] = {
     "framework": "torch",
     "interpreted": True,
 }
-attention_varlen.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "op": "attention_varlen",
-    "description": "FlashAttention forward in Triton (interpreted on a CPU), sequences of various lengths",
-}
-attention_paged.__attn_oracle__ = _COMMON | {  # type: ignore[attr-defined]
-    "op": "attention_paged",
-    "description": "FlashAttention forward in Triton (interpreted on a CPU), paged KV cache",
-}
+declare(
+    attention_varlen,
+    _COMMON
+    | {
+        "op": "attention_varlen",
+        "description": "FlashAttention forward in Triton (interpreted on a CPU), sequences of various lengths",
+    },
+)
+declare(
+    attention_paged,
+    _COMMON
+    | {
+        "op": "attention_paged",
+        "description": "FlashAttention forward in Triton (interpreted on a CPU), paged KV cache",
+    },
+)

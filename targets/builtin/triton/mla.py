@@ -20,6 +20,7 @@ import triton.language as tl
 
 from targets.builtin.triton.flash_arguments import DTYPES, padded, strides_of
 from targets.builtin.triton.interpreter import launch
+from targets.calling.declare import declare
 
 ROWS = 16
 TILE_K = 32
@@ -29,8 +30,8 @@ MOST_SPLITS = 8
 MAX_LATENT = 512
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def project_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def project_kernel(
     x_ptr, w_ptr, out_ptr,
     x_batch, x_head, x_row, x_col, w_head, w_in, w_out, out_batch, out_head, out_row,
     heads, rows, tiles, inner, columns,
@@ -57,8 +58,8 @@ def project_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_at, total.to(out_ptr.dtype.element_ty), mask=ok)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def split_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def split_kernel(
     q_ptr, q_pe_ptr, c_ptr, k_pe_ptr, part_ptr, lse_ptr, scale,
     pe_batch, pe_head, pe_row, pe_col, c_batch, c_row, c_col, k_pe_batch, k_pe_row, k_pe_col,
     rows, queries, keys, tiles, splits, split_keys,
@@ -118,8 +119,8 @@ def split_kernel(  # type: ignore[no-untyped-def]
     tl.store(lse_ptr + place, running_max + tl.log(row_sum), mask=row_ok)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def merge_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def merge_kernel(
     part_ptr, split_lse_ptr, latent_ptr, lse_ptr, rows, tiles, splits,
     LATENT: tl.constexpr, LATENT_PAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -269,20 +270,23 @@ def _validate(tensors: dict[str, torch.Tensor]) -> None:
         raise ValueError(f"d_c must be 1 to {MAX_LATENT} and d_r up to 256; got {d_c}, {d_r}")
 
 
-mla_decode.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "mla",
-    "dtypes": tuple(DTYPES.values()),
-    "devices": ("cpu", "cuda"),
-    "contract": {"preset": "flash", "form": "absorbed", "up": "input", "splits": MOST_SPLITS},
-    "conventions": {
-        "causal_alignment": "bottom_right",
-        "lse_base": "e",
-        "empty_row": "zero",
-        "empty_row_lse": "-inf",
-        "masked_nan": "leaks",
+declare(
+    mla_decode,
+    {
+        "op": "mla",
+        "dtypes": tuple(DTYPES.values()),
+        "devices": ("cpu", "cuda"),
+        "contract": {"preset": "flash", "form": "absorbed", "up": "input", "splits": MOST_SPLITS},
+        "conventions": {
+            "causal_alignment": "bottom_right",
+            "lse_base": "e",
+            "empty_row": "zero",
+            "empty_row_lse": "-inf",
+            "masked_nan": "leaks",
+        },
+        "framework": "torch",
+        "interpreted": True,
+        "gradients": False,
+        "description": "MLA decoding in Triton (interpreted on a CPU): absorbed, up to 8 splits of the keys",
     },
-    "framework": "torch",
-    "interpreted": True,
-    "gradients": False,
-    "description": "MLA decoding in Triton (interpreted on a CPU): absorbed, up to 8 splits of the keys",
-}
+)

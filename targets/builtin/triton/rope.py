@@ -20,13 +20,14 @@ import triton.language as tl
 from targets.builtin import rope_frequencies
 from targets.builtin.rope_frequencies import length_of, magnitude
 from targets.builtin.triton.interpreter import launch
+from targets.calling.declare import declare
 
 TILE = 64
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def rope_kernel(  # type: ignore[no-untyped-def]
+@triton.jit
+def rope_kernel(
     x_ptr, positions_ptr, frequencies_ptr, out_ptr,
     x_batch, x_head, x_row, x_col, positions_batch, positions_row,
     heads, rows, tiles, cos_size, sin_size,
@@ -178,13 +179,19 @@ _CLAIMS: dict[str, Any] = {
     "framework": "torch",
     "interpreted": True,
 }
-rope.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "rope",
-    "description": "rotary embedding in Triton (interpreted on a CPU), frequencies from float64",
-    **_CLAIMS,
-}
-rope_backward.__attn_oracle__ = {  # type: ignore[attr-defined]
-    "op": "rope_backward",
-    "description": "gradient of the rotary embedding in Triton (interpreted on a CPU)",
-    **_CLAIMS,
-}
+declare(
+    rope,
+    {
+        "op": "rope",
+        "description": "rotary embedding in Triton (interpreted on a CPU), frequencies from float64",
+        **_CLAIMS,
+    },
+)
+declare(
+    rope_backward,
+    {
+        "op": "rope_backward",
+        "description": "gradient of the rotary embedding in Triton (interpreted on a CPU)",
+        **_CLAIMS,
+    },
+)

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def tanh(x):  # type: ignore[no-untyped-def]
+@triton.jit
+def tanh(x):
     """tanh in float32 to 3 units of 2^-24, relative: near 0 an odd polynomial, beyond 1 by exp without overflow.
 
     The polynomial interpolates (tanh(x)/x - 1) / x^2 at Chebyshev nodes of x^2 in [0, 1], to 2e-9.
@@ -31,8 +31,8 @@ def tanh(x):  # type: ignore[no-untyped-def]
     return tl.where(x < 0.0, -both, both)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def score_tile(  # type: ignore[no-untyped-def]
+@triton.jit
+def score_tile(
     products, row, col, queries, keys, scale, softcap, left, right, slope, mask_at, mask_row, mask_col,
     BOUND_LEFT: tl.constexpr, BOUND_RIGHT: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
