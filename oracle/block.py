@@ -42,6 +42,7 @@ class Block:
     at: tuple[int, ...] | None = None
     outputs: tuple[str, ...] | None = None
     places: Mapping[str, tuple[int | slice, ...]] = field(default_factory=dict)
+    _parts: dict[str, Enclosure] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def index(self) -> tuple[int, ...]:
@@ -72,9 +73,15 @@ class Block:
         """The enclosure of one named part (``out``, ``lse``, ``scores``, ...)."""
         if name in self.patches:
             return self.patches[name]
-        with self.ar.working():
-            hi, lo, rad = self.ar.to_enclosure(self.values[name])
-        return Enclosure(hi, lo, rad)
+        if name not in self._parts:
+            with self.ar.working():
+                self._parts[name] = Enclosure(*self.ar.to_enclosure(self.values[name]))
+        return self._parts[name]
+
+    def weight(self) -> int:
+        """About how many bytes the block takes, parts that were asked for included."""
+        values = sum(_height(value) * _width(value) for value in self.values.values())
+        return 8 * 4 * values + (0 if self.visible is None else self.visible.size) + 1000
 
     def between(self, start: int, stop: int) -> Block:
         """The block of rows start..stop alone; of parts that have no row for each of the block's, all is kept."""
@@ -100,3 +107,7 @@ class Block:
 
 def _height(value: Any) -> int:
     return int((value.mid if isinstance(value, Ball) else value).shape[0])
+
+
+def _width(value: Any) -> int:
+    return int((value.mid if isinstance(value, Ball) else value).shape[1])

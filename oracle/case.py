@@ -49,6 +49,7 @@ class Case:
     op: str
     arrays: Mapping[str, NDArray[Any]]
     options: Mapping[str, Any] = field(default_factory=dict)
+    _identity: str = field(default="", init=False, repr=False, compare=False)
 
     def with_arrays(self, **arrays: NDArray[Any]) -> Case:
         return replace(self, arrays={**self.arrays, **arrays})
@@ -61,13 +62,22 @@ class Case:
 
     def digest(self) -> str:
         """Sixteen hex digits that identify op, options and every bit of the arrays."""
+        return self.identity()[:16]
+
+    def identity(self) -> str:
+        """All 64 digits of which `digest` is the beginning; worked out once: nobody may change a case's arrays."""
+        if not self._identity:
+            object.__setattr__(self, "_identity", self._hashed())
+        return self._identity
+
+    def _hashed(self) -> str:
         h = hashlib.sha256()
         h.update(json.dumps([self.op, _options_to_json(self.options)], sort_keys=True).encode())
         for name in sorted(self.arrays):
             array = self.arrays[name]
             h.update(f"{name}{array.dtype}{array.shape}".encode())
             h.update(array.tobytes())
-        return h.hexdigest()[:16]
+        return h.hexdigest()
 
     def describe(self) -> str:
         """One line: shapes, dtypes and options."""

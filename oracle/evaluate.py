@@ -6,7 +6,7 @@ puts them in place, in the manner of Ziv's adaptive evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.enclosure import Enclosure
 from oracle.ops.table import op_named
+from oracle.store.kept import current
+from oracle.store.keys import key_of
 
 PRECISIONS = (128, 256, 512, 1024)
 """Precisions of arb, in bits, tried in turn before an element counts as UNDECIDED."""
@@ -35,9 +37,39 @@ def enclose(
     """Proven enclosures of all parts of every block of ``case`` (or of ``blocks``), on ``rows`` (default: all rows).
 
     ``ar`` is the arithmetic, `ball` by default. Raises ValueError naming the argument if the case does not fit its op.
+    While a store is open, the same question in the default arithmetic has the same blocks for an answer.
     """
+    store = current()
+    if store is None or ar is not None:
+        return _enclosed(case, rows, blocks, ar if ar is not None else BallArithmetic())
+    key = key_of(case.identity(), rows_key(rows), repr(blocks))
+    return list(
+        store.recall("blocks", key, lambda: tuple(_enclosed(case, rows, blocks, BallArithmetic())), size=_bytes)
+    )
+
+
+def rows_key(rows: Mapping[tuple[int, ...], Rows] | Rows | None) -> bytes:
+    """What names a choice of rows; a mapping that chooses nothing is no choice."""
+    if rows is None or (isinstance(rows, Mapping) and not rows):
+        return b"all"
+    if not isinstance(rows, Mapping):
+        return np.asarray(rows, dtype=np.int64).tobytes()
+    chosen = (f"{key}: {np.asarray(index, dtype=np.int64).tolist()}" for key, index in rows.items())
+    return ";".join(sorted(chosen)).encode()
+
+
+def _bytes(blocks: Iterable[Block]) -> int:
+    """About what they take, with parts that were asked for."""
+    return sum(block.weight() for block in blocks)
+
+
+def _enclosed(
+    case: Case,
+    rows: Mapping[tuple[int, ...], Rows] | Rows | None,
+    blocks: Sequence[tuple[int, ...]] | None,
+    arithmetic: Arithmetic[Any],
+) -> list[Block]:
     op = op_named(case.op)
-    arithmetic: Arithmetic[Any] = ar if ar is not None else BallArithmetic()
     result = []
     for key in op.blocks(case) if blocks is None else blocks:
         chosen = rows.get(key) if isinstance(rows, Mapping) else rows

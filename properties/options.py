@@ -86,6 +86,13 @@ OPTIONS = (
         suite="--records",
         type=Path,
     ),
+    Option(
+        "--store",
+        "folder that keeps enclosures and judgements between runs (attn-oracle in the user's cache)",
+        type=Path,
+        metavar="DIR",
+    ),
+    Option("--no-store", "compute everything anew", switch=True),
     Option("--json", "also write all records to FILE as one JSON document", suite=None, type=Path, metavar="FILE"),
     Option(
         "--workers",

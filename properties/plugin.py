@@ -7,6 +7,7 @@ entry point. Under pytest-xdist every worker writes its own record file; a worke
 
 from __future__ import annotations
 
+import contextlib
 import json
 import traceback
 from collections.abc import Generator, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from oracle.case import load_case
+from oracle.store.kept import opened as open_store
 from properties.judge.verdict import BAD, Verdict
 from properties.message import failure_message, rerun_command
 from properties.ops.table import properties_for
@@ -126,7 +128,11 @@ def journal(request: pytest.FixtureRequest) -> Iterator[Journal]:
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
     opened = Journal(records_folder(request.config), worker)
     request.config.stash[JOURNAL] = opened
-    yield opened
+    folder, off = request.config.getoption("--store"), request.config.getoption("--no-store")
+    with contextlib.nullcontext() if off else open_store(folder) as store:
+        yield opened
+    if store is not None and store.trouble:
+        opened.note("store", {"detail": store.trouble})
     opened.close()
 
 

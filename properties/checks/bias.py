@@ -10,16 +10,20 @@ model's. The threshold is calibrated, not derived: honest kernels stay below 0.3
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oracle.block import Block
+from oracle.case import Case
 from oracle.formats import Float64Array
 from oracle.ops.table import op_named
 from properties.checks.metamorphic import observe
 from properties.inputs import strategies
 from properties.inputs.recipes import Logits, Recipe
 from properties.judge.pipeline import exact_blocks
+from properties.judge.remembered import judged
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Input, Subject
 
@@ -51,6 +55,10 @@ def check(subject: Subject, example: Input) -> Judgement:
     """How far the mean error of |O| lies from the model's, in units of its rms; FAIL beyond `LIMIT` in every form."""
     case = example.case
     out = observe(subject, case)["out"]
+    return judged("bias", subject, [(case, {"out": out})], lambda: _compared(subject, case, out))
+
+
+def _compared(subject: Subject, case: Case, out: NDArray[Any]) -> Judgement:
     blocks, model = exact_blocks(case), op_named(case.op).model
     errors = np.concatenate([_signed(block, block.take("out", out).astype(np.float64)).ravel() for block in blocks])
     errors = errors[np.isfinite(errors)]

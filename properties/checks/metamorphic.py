@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, format_of
 from properties.judge.pipeline import structure
+from properties.judge.remembered import bounded, judged
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Subject
 
@@ -44,13 +44,12 @@ def observe(subject: Subject, case: Case) -> Outputs:
 def full_bounds(subject: Subject, case: Case, outputs: Outputs) -> list[dict[str, Float64Array]]:
     """Per form: each output's bound in the output's own shape; inf where nothing is promised (empty or undefined
     rows)."""
-    formats = {n: format_of(v) for n, v in outputs.items()}
     result = [{n: np.full(v.shape, np.inf) for n, v in outputs.items()} for _ in subject.forms]
-    for block in enclose(case):
+    by_block = bounded(case, {}, subject.forms, {n: format_of(v) for n, v in outputs.items()})
+    for block, by_form in zip(enclose(case), by_block, strict=True):
         names = [n for n in outputs if block.holds(n)]
-        bounded = bounds_of(case.op)(case, block, subject.forms, formats)
         live = ~(block.empty | block.undefined)
-        for form, bounds in enumerate(bounded):
+        for form, bounds in enumerate(by_form):
             for name in names:
                 values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)
                 place = result[form][name]
@@ -62,6 +61,11 @@ def full_bounds(subject: Subject, case: Case, outputs: Outputs) -> list[dict[str
 
 def agree(subject: Subject, case: Case, first: Outputs, other: Case, second: Outputs, *, what: str) -> Judgement:
     """PASS if the two outputs, equal in exact arithmetic, differ by at most the sum of their bounds (in one form)."""
+    seen = [(case, first), (other, second)]
+    return judged("agree", subject, seen, lambda: _agree(subject, case, first, other, second, what), words=[what])
+
+
+def _agree(subject: Subject, case: Case, first: Outputs, other: Case, second: Outputs, what: str) -> Judgement:
     bounds = zip(full_bounds(subject, case, first), full_bounds(subject, other, second), strict=True)
     ratios, places = [], []
     for one, two in bounds:

@@ -17,12 +17,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.ops.table import op_named
-from properties.checks.metamorphic import observe
+from properties.checks.metamorphic import Outputs, observe
 from properties.inputs import strategies
 from properties.inputs.recipes import Logits, Recipe
 from properties.judge.pipeline import exact_blocks
+from properties.judge.remembered import judged
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Input, Subject
 
@@ -53,6 +55,10 @@ def check(subject: Subject, example: Input) -> Judgement:
     """The pooled rms ratio of O and of L, under the form whose model is nearest."""
     case = example.case
     outputs = observe(subject, case)
+    return judged("model gate", subject, [(case, outputs)], lambda: _compared(subject, case, outputs))
+
+
+def _compared(subject: Subject, case: Case, outputs: Outputs) -> Judgement:
     blocks, model = exact_blocks(case), op_named(case.op).model
     best: tuple[float, dict[str, float], str] | None = None
     for form in subject.forms:

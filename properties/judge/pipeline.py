@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.block import Block
+from oracle.block import Block, Rows
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.table import bounds_of
 from oracle.case import Case
@@ -26,6 +26,7 @@ from oracle.evaluate import PRECISIONS, enclose, refine
 from oracle.formats import EIGHT_BITS, Float64Array, format_of
 from oracle.ops.table import op_named
 from properties.judge.empty_rows import empty_rows
+from properties.judge.remembered import bounded, judged
 from properties.judge.vacuity import trivially_accepted
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Subject, sampled_rows
@@ -39,24 +40,40 @@ def certify(subject: Subject, case: Case, *, outputs: Sequence[str] = (), forms:
     if wrong is not None:
         return wrong
     held, outputs = tuple(forms) or subject.forms, tuple(outputs) or op_named(case.op).outputs
-    verdicts = [
-        weigh(subject, case, block, observed, held, outputs) for block in judged_blocks(case, observed, outputs)
+
+    def make() -> Judgement:
+        weighed = weigh_all(subject, case, observed, held, outputs)
+        return conclude(subject, case, weighed, held, lambda presets: _lower(subject, case, observed, presets, outputs))
+
+    return judged("certify", subject, [(case, observed.outputs)], make, words=outputs, forms=held)
+
+
+def weigh_all(
+    subject: Subject, case: Case, observed: Observed, forms: Sequence[Contract], outputs: Sequence[str]
+) -> list[Weighed]:
+    """`weigh` of every block of which some output was asked for and given."""
+    given = {n: v for n, v in observed.outputs.items() if n in outputs}
+    rows = rows_to_certify(case)
+    bounds = bounded(case, rows, forms, {n: format_of(v) for n, v in given.items()})
+    blocks = enclose(case, rows=rows)
+    return [
+        weigh(subject, case, block, given, forms, first)
+        for block, first in zip(blocks, bounds, strict=True)
+        if any(block.holds(n) for n in given)
     ]
-    return conclude(subject, case, verdicts, held, lambda presets: _lower(subject, case, observed, presets, outputs))
 
 
-def judged_blocks(case: Case, observed: Observed, outputs: Sequence[str]) -> list[Block]:
-    """The blocks of which some output was asked for and given."""
-    given = [n for n in outputs if n in observed.outputs]
-    return [block for block in exact_blocks(case) if any(block.holds(n) for n in given)]
+def rows_to_certify(case: Case) -> dict[tuple[int, ...], Rows]:
+    """The rows sampled of each block (head) that is not certified in full."""
+    op = op_named(case.op)
+    keys = op.blocks(case)
+    rows = {key: sampled_rows(op.row_count(case, key), op.width(case, key), len(keys)) for key in keys}
+    return {key: chosen for key, chosen in rows.items() if chosen is not None}
 
 
 def exact_blocks(case: Case) -> list[Block]:
     """Enclosures of the rows to certify, every block (head) of the case covered."""
-    op = op_named(case.op)
-    keys = op.blocks(case)
-    rows = {key: sampled_rows(op.row_count(case, key), op.width(case, key), len(keys)) for key in keys}
-    return enclose(case, rows={key: chosen for key, chosen in rows.items() if chosen is not None})
+    return enclose(case, rows=rows_to_certify(case))
 
 
 def structure(subject: Subject, case: Case, observed: Observed) -> Judgement | None:
@@ -106,27 +123,35 @@ class Weighed:
 
 
 def weigh(
-    subject: Subject, case: Case, block: Block, observed: Observed, forms: Sequence[Contract], outputs: Sequence[str]
+    subject: Subject,
+    case: Case,
+    block: Block,
+    outputs: Mapping[str, NDArray[Any]],
+    forms: Sequence[Contract],
+    bounds: Sequence[Mapping[str, Bounded]],
 ) -> Weighed:
-    """Errors of one block against each form's bound, with the oracle made precise enough to decide."""
-    values = {n: block.take(n, v) for n, v in observed.outputs.items() if n in outputs and block.holds(n)}
+    """Errors of one block against each form's bound, with the oracle made precise enough to decide.
+
+    bounds: those of the block as it is, by form; of a more precise one they are formed anew.
+    """
+    values = {n: block.take(n, v) for n, v in outputs.items() if block.holds(n)}
     formats = {n: format_of(v) for n, v in values.items()}
     convention = empty_rows(subject, case, block, values)
     live = ~(block.empty | block.undefined)
     for step, precision in enumerate((*PRECISIONS, None)):
-        bounded = bounds_of(case.op)(case, block, forms, formats)
         found = {n: measure(v, _times(block.part(n), subject.nat(n)), formats[n]) for n, v in values.items()}
-        least, most, unsure, exempt = _ratios(found, bounded, live, subject, first=step == 0)
+        least, most, unsure, exempt = _ratios(found, bounds, live, subject, first=step == 0)
         if precision is None or not unsure.any():
             break
         block = refine(case, block, unsure, precision)
+        bounds = bounds_of(case.op)(case, block, forms, formats)
     counted = {n: _only(errors, live) for n, errors in found.items()}
-    return Weighed(block, least, most, counted, bounded, exempt, convention)
+    return Weighed(block, least, most, counted, bounds, exempt, convention)
 
 
 def _ratios(
     found: Mapping[str, Errors],
-    bounded: list[dict[str, Bounded]],
+    by_form: Sequence[Mapping[str, Bounded]],
     live: NDArray[np.bool_],
     subject: Subject,
     *,
@@ -134,11 +159,11 @@ def _ratios(
 ) -> tuple[Float64Array, Float64Array, NDArray[np.bool_], int]:
     """(least, most) ratio [form, output] over live elements; rows still undecided; elements exempt under the first
     form."""
-    least, most = np.zeros((len(bounded), len(found))), np.zeros((len(bounded), len(found)))
-    straddling = np.zeros((len(bounded), len(live)), dtype=bool)
+    least, most = np.zeros((len(by_form), len(found))), np.zeros((len(by_form), len(found)))
+    straddling = np.zeros((len(by_form), len(live)), dtype=bool)
     coarse = np.zeros(len(live), dtype=bool)
     exempt = 0
-    for index, bounds in enumerate(bounded):
+    for index, bounds in enumerate(by_form):
         for place, (name, errors) in enumerate(found.items()):
             bound = bounds[name].bound * subject.nat(name)
             legal = bounds[name].may_overflow & ~errors.finite
@@ -257,8 +282,7 @@ def _lower(subject: Subject, case: Case, observed: Observed, presets: Sequence[s
     """The strictest of ``presets`` that this case keeps, or an empty string."""
     for preset in presets:
         forms = declared_forms(case.op, preset, subject.dtype)
-        blocks = judged_blocks(case, observed, outputs)
-        most = [weigh(subject, case, b, observed, forms, outputs).most.max(axis=1) for b in blocks]
+        most = [w.most.max(axis=1) for w in weigh_all(subject, case, observed, forms, outputs)]
         if np.max(most, axis=0).min() <= 1:
             return preset
     return ""

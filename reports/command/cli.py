@@ -18,7 +18,8 @@ from pathlib import Path
 
 from oracle.case import DamagedCase
 from oracle.contract.contract import UnknownContract
-from properties.record import DamagedRecords, Journal
+from oracle.store.kept import default_folder
+from properties.record import DamagedRecords, Journal, lines
 from properties.waivers import BadWaiver
 from reports.command import suite
 from reports.command.changes import changes, document
@@ -88,11 +89,14 @@ def _verify(options: argparse.Namespace, words: list[str]) -> int:
     for name, reason in left_out(options, found):
         run.note("untested", {"target": name, "op": "", "dtype": "", "property": "", "reason": reason})
     run.close()
+    options.store = options.store or default_folder()
     code = suite.run_suite(options)
     if code == suite.USAGE:
         return WRONG_USE
     whole = not options.property and options.case is None and options.contract is None and not options.convention
     concluded = conclude(out, complete=whole and options.profile != "quick", interrupted=code == suite.INTERRUPTED)
+    for line in _about_the_store(out):
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
     pages, fault = _pages(out)
     print("\n" + summary(concluded, pages))
     if options.json is not None:
@@ -106,6 +110,11 @@ def _verify(options: argparse.Namespace, words: list[str]) -> int:
         print(f"{PROGRAM}: {fault}", file=sys.stderr)
         return FAULT
     return concluded.code
+
+
+def _about_the_store(out: Path) -> list[str]:
+    """What was wrong with the store, in at most one line, however many workers found it so."""
+    return [str(row["detail"]) for _, row in lines(out) if row is not None and row.get("kind") == "store"][:1]
 
 
 def _folder(options: argparse.Namespace) -> Path:

@@ -16,7 +16,7 @@ from oracle.evaluate import enclose
 from oracle.formats import Float64Array, format_of
 from properties.checks.metamorphic import Outputs, full_bounds, observe, same_bits
 from properties.judge.judgements import SLACK, draw_of, kept, purity
-from properties.judge.pipeline import certify, conclude, exact_blocks, structure, weigh
+from properties.judge.pipeline import certify, conclude, structure, weigh_all
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
 from properties.ops.softmax.inputs import exact_multiple
 from properties.subject import Input, Subject
@@ -74,16 +74,12 @@ def _with_hidden_logs(subject: Subject, case: Case, held: Entries) -> Judgement:
 
     def lower(presets: tuple[str, ...]) -> str:
         def ratio(preset: str) -> float:
-            forms = preset_forms(case.op, preset)
-            return float(
-                np.max(
-                    [weigh(subject, case, b, settled, forms, ("out",)).most for b in exact_blocks(case)], axis=0
-                ).min()
-            )
+            weighed = weigh_all(subject, case, settled, preset_forms(case.op, preset), ("out",))
+            return float(np.max([w.most for w in weighed], axis=0).min())
 
         return next((preset for preset in presets if ratio(preset) <= 1), "")
 
-    weighed = [weigh(subject, case, block, settled, subject.forms, ("out",)) for block in exact_blocks(case)]
+    weighed = weigh_all(subject, case, settled, subject.forms, ("out",))
     return conclude(subject, case, weighed, subject.forms, lower)
 
 
