@@ -72,7 +72,7 @@ class Database:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS kept (key BLOB PRIMARY KEY, used INTEGER, seal BLOB, value BLOB)"
             )
-        except BaseException:
+        except (sqlite3.Error, _Foreign):
             connection.close()
             raise
         return connection
@@ -128,7 +128,7 @@ class Database:
         try:
             self._connection.executemany(statement, rows)
             self._connection.execute("COMMIT")
-        except BaseException:
+        except sqlite3.Error:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
