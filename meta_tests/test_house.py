@@ -108,7 +108,6 @@ FILES, LINES = 25, 400
 STILL_LONG = {
     "meta_tests/properties/diagnosis/test_diagnose.py",
     "meta_tests/reports/test_cli.py",
-    "meta_tests/reports/test_compare.py",
     "oracle/bounds/forward.py",
 }
 

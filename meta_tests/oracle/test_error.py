@@ -14,10 +14,7 @@ from oracle.error import measure
 from oracle.formats import BF16, FORMATS, FP16, FP32, FP64, TF32
 
 pytestmark = pytest.mark.filterwarnings("error")
-
 SHORT = pytest.mark.parametrize("fmt", [FP16, BF16], ids=lambda f: f.name)
-
-
 EVERY = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 
 

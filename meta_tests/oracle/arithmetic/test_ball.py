@@ -104,8 +104,6 @@ def members(rng, ball, where):
 
 
 WHERE = ("middle", "up", "down", "outward", "corner", "inside")
-
-
 EXACT = arb_arithmetic(1200)
 
 

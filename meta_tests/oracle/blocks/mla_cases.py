@@ -19,8 +19,6 @@ from oracle.formats import Format
 from oracle.ops.rope.parameters import read_scaling
 
 Array = NDArray[Any]
-
-
 KINDS = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
 

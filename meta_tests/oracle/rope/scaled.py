@@ -9,8 +9,6 @@ import numpy as np
 from oracle.case import Case
 
 KINDS = ("linear", "dynamic", "yarn", "llama3", "longrope")
-
-
 YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}
 
 
@@ -27,8 +25,6 @@ LONG = {
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "max_position_embeddings": 64}
-
-
 SECTIONS = {"rope_type": "default", "mrope_section": [1, 2, 1]}
 
 

@@ -38,17 +38,10 @@ def visible(*keys: bool) -> Tensor:
 
 
 ZERO, ONE = [[0.0]], [[1.0]]
-
 TWO_KEYS = ([[0.0], [0.0]], [[1.0], [2.0]])
-
 EMPTY_ROW = one_head([[0.0], [0.0]], ZERO, ONE, is_causal=True)
-
 FUTURE = one_head([[0.0], [0.0]], *TWO_KEYS, is_causal=True)
-
 UNEQUAL = one_head(ZERO, *TWO_KEYS, is_causal=True)
-
 LONG_ROW = one_head(ZERO, [[0.0]] * 512, [[1.0]] * 512)
-
 CAPPED = one_head(ONE, [[0.0], [3.0]], [[1.0], [2.0]], softcap=1.0)
-
 ONE_SINK = one_head(ZERO, ZERO, ONE, sinks=torch.zeros(1))

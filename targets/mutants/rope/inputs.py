@@ -37,7 +37,6 @@ def yarn(**more: Any) -> dict[str, Any]:
 
 
 PARTIAL = one_token([1.0] * 8, 1, rotary_dim=4)
-
 YARN = one_token([1.0, 1.0], 0, scaling=yarn())
 
 LONG = {
