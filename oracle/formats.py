@@ -130,17 +130,23 @@ class Format:
 
 
 def _round_by_quantum(values: Float64Array, fmt: Format) -> Float64Array:
-    # Dividing by a power of two and rint are exact operations, so only the wanted rounding happens:
-    # numpy's own float64 -> float16 and ml_dtypes' casts are not relied upon (some go through float32).
-    finite = np.isfinite(values)
-    safe = np.where(finite, values, 0.0)
-    _, exponent = np.frexp(safe)
-    quantum = np.clip(exponent - 1, fmt.emin, None) - fmt.precision + 1
-    rounded = np.ldexp(np.rint(np.ldexp(safe, -quantum)), quantum)
-    beyond = np.copysign(np.inf, safe) if fmt.infinite else np.full(safe.shape, np.nan)
-    rounded = np.where(np.abs(rounded) > fmt.max_finite, beyond, rounded)
-    return np.where(finite, np.copysign(rounded, safe), values if fmt.infinite else np.nan)
+    # Added to 3/2 of a power of two whose last place is the wanted spacing, a number is rounded to that spacing, and
+    # the difference is exact: only the wanted rounding happens. numpy's own float64 -> float16 and ml_dtypes' casts are
+    # not relied upon (some go through float32).
+    within = np.abs(values) <= 2 * fmt.max_finite
+    whole = bool(within.all())
+    safe = values if whole else np.where(within, values, 0.0)
+    binade = (safe.view(np.int64) & _EXPONENT_BITS).view(np.float64)
+    anchor = np.maximum(binade, fmt.smallest_normal) * (1.5 * 2.0 ** (53 - fmt.precision))
+    rounded = np.asarray(np.copysign((safe + anchor) - anchor, safe))
+    if whole and (not rounded.size or max(rounded.max(), -rounded.min()) <= fmt.max_finite):
+        return rounded
+    beyond = np.copysign(np.inf, values) if fmt.infinite else np.full(values.shape, np.nan)
+    rounded = np.where(within & (np.abs(rounded) <= fmt.max_finite), rounded, beyond)
+    return np.where(np.isnan(values), values if fmt.infinite else np.nan, rounded)
 
+
+_EXPONENT_BITS = np.int64(0x7FF0000000000000)
 
 FP64 = Format("fp64", 53, -1022, 1023, np.float64)
 FP32 = Format("fp32", 24, -126, 127, np.float32)

@@ -8,9 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from oracle.contract.presets import preset_forms
+from oracle.evaluate import enclose
+from oracle.formats import FORMATS
+from oracle.ops.table import op_named
 from properties.checks import model_gate
 from properties.inputs.recipes import Recipe
 from properties.inputs.strategies import attention_input
@@ -22,6 +27,7 @@ from targets.calling.registry import resolve
 from targets.calling.target import target_from
 from targets.honest.describe import describe
 from targets.mutants.table import mutant_named
+from targets.probing.tiny import tiny_case
 
 Tensor = torch.Tensor
 
@@ -83,3 +89,22 @@ def test_a_small_systematic_error_of_a_gradient_is_seen(dtype: str) -> None:
     assert judged.verdict is Verdict.FAIL
     assert judged.metrics["model_ratio_dv"] > 1.5 > judged.metrics["model_ratio_dq"]
     assert within_bound(subject, given).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("op", ["attention", "attention_paged", "attention_backward", "mla", "mla_backward"])
+def test_forms_of_one_model_are_those_that_give_the_same(op: str) -> None:
+    case, row = tiny_case(op, "bf16"), op_named(op)
+    fields: dict[str, Any] = {"weights": "e4m3", "accumulator": "fp16", "tile": 2, "splits": 2, "lag": 1.0, "exp": 1e-3}
+    fields |= {"normalised_p": True, "delta": "weights", "grad_stores": 1, "row_sum": "rounded", "form": "absorbed"}
+    forms = list(preset_forms(op, "flash"))
+    forms += [replace(forms[0], **{name: value}) for name, value in fields.items()]
+    models: dict[Any, list[dict[str, Any]]] = {}
+    for form in forms:
+        made = [row.model(case, b.key, b.rows, form) for b in enclose(case)]
+        models.setdefault(row.modelled(form, FORMATS["bf16"]), []).append(
+            {f"{at}{n}": y for at, block in enumerate(made) for n, y in block.items()}
+        )
+    assert 4 < len(models) < len(forms)
+    for alike in models.values():
+        for other in alike[1:]:
+            assert all(np.array_equal(y, other[n], equal_nan=True) for n, y in alike[0].items())

@@ -7,9 +7,10 @@ kernel against which gate G3 compares a target's rms error; it proves nothing an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from oracle.formats import FORMATS, Float64Array, Format
 
 Matrix = NDArray[Any]
+Rounding = Callable[[Matrix], Matrix]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +64,8 @@ class RoundedArithmetic:
         return np.asarray(a / b)
 
     def matmul(self, a: Matrix, b: Matrix, stage: str) -> Matrix:
-        total = np.zeros((a.shape[0], b.shape[1]), dtype=self._scalar_type())
-        scratch = np.empty_like(total)
-        columns = np.ascontiguousarray(a.T)
         rounding = self._narrow(stage)
-        for k in range(a.shape[1]):
-            np.multiply(columns[k][:, None], b[k][None, :], out=scratch)
-            total += scratch
-            if rounding is not None:
-                total = rounding(total)
-        return total
+        return _sequential(a, b) if rounding is None else _step_by_step(a, b, rounding)
 
     def transpose(self, a: Matrix) -> Matrix:
         return np.ascontiguousarray(a.T)
@@ -143,16 +137,93 @@ class RoundedArithmetic:
         rounding = self._narrow(stage)
         return a if rounding is None else rounding(a)
 
-    def _narrow(self, stage: str) -> Any:
+    def _narrow(self, stage: str) -> Rounding | None:
         fmt = self.stages.get(stage, self.compute)
         if fmt.precision >= self.compute.precision:
             return None
-
-        def rounding(x: Matrix) -> Matrix:
-            return np.asarray(fmt.round(x).astype(self._scalar_type()))
-
-        return rounding
+        if self.compute.dtype is np.float32 and fmt.emin >= FORMATS["fp32"].emin:
+            return partial(_rounded_single, fmt=fmt)
+        return lambda x: np.asarray(fmt.round(x).astype(self._scalar_type()))
 
     def to_enclosure(self, a: Matrix) -> tuple[Float64Array, Float64Array, Float64Array]:
         mid = a.astype(np.float64)
         return mid, np.zeros_like(mid), np.zeros_like(mid)
+
+
+def _sequential(a: Matrix, b: Matrix) -> Matrix:
+    """a @ b, each entry its products summed one after another from the first, every product and sum rounded.
+
+    einsum adds along the columns of ``b`` while it walks down its rows, which is that sum for each column. Where there
+    is one column only it would add in another order, and where it fuses, products must be exact.
+    """
+    n, (k, m) = len(a), b.shape
+    if n == 1 == m:
+        return np.asarray(np.cumsum(a * b.T, axis=1)[:, -1:] if k else np.zeros((1, 1), a.dtype))
+    if m < n:
+        return np.ascontiguousarray(_sequential(b.T, a.T).T)
+    if _fused(a.dtype.name) and not _products_are_exact(a, b):
+        return _step_by_step(a, b, None)
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    total = np.empty((n, m), dtype=a.dtype)
+    for start in range(0, m, _COLUMNS):
+        columns = slice(start, start + _COLUMNS)
+        np.einsum("ik,kj->ij", a, b[:, columns], out=total[:, columns])
+    return total
+
+
+# So many sums stay in the first cache.
+_COLUMNS = 1024
+
+
+@lru_cache
+def _fused(dtype: str) -> bool:
+    """Whether this numpy's einsum adds a product to a sum with one rounding."""
+    x = np.full((1, 64), 1 + np.finfo(dtype).eps, dtype=dtype)
+    total = np.einsum("ik,kj->ij", np.array([[1, x[0, 0]]] * 2, dtype=dtype), np.vstack([-x * x, x]))
+    return bool(total.any())
+
+
+def _products_are_exact(a: Matrix, b: Matrix) -> bool:
+    """Whether no product of an entry of each is rounded, so that fusing it with a sum changes nothing."""
+    kind = np.finfo(a.dtype)
+    least = [float(np.abs(x, where=x != 0, out=np.ones_like(x)).min(initial=1.0)) for x in (a, b)]
+    deep = least[0] * least[1] * 2.0**-kind.nmant <= float(kind.smallest_normal)
+    return not deep and _significant_bits(a) + _significant_bits(b) <= kind.nmant + 1
+
+
+def _significant_bits(x: Matrix) -> int:
+    """Bits of the longest significand among normal numbers."""
+    stored = int(np.finfo(x.dtype).nmant)
+    seen = int(np.bitwise_or.reduce(x.view(f"u{x.itemsize}"), axis=None)) & ((1 << stored) - 1)
+    return 1 + stored - (((seen & -seen).bit_length() - 1) if seen else stored)
+
+
+def _step_by_step(a: Matrix, b: Matrix, rounding: Rounding | None) -> Matrix:
+    """The same, with the running sums rounded once more by ``rounding``."""
+    if b.shape[1] < len(a):
+        return np.ascontiguousarray(_step_by_step(b.T, a.T, rounding).T)
+    total = np.zeros((len(a), b.shape[1]), dtype=a.dtype)
+    scratch = np.empty_like(total)
+    for column, row in zip(np.ascontiguousarray(a.T), np.ascontiguousarray(b), strict=True):
+        np.multiply(column[:, None], row, out=scratch)
+        total += scratch
+        if rounding is not None:
+            total = rounding(total)
+    return total
+
+
+def _rounded_single(x: Matrix, *, fmt: Format) -> Matrix:
+    """`Format.round` of float32 numbers to a format of which float32 holds every number, as float32."""
+    bits = x.view(np.uint32)
+    if fmt.emin == FORMATS["fp32"].emin:
+        # The same exponents: cut the last bits off, after half of their unit (less, if that leaves the last bit odd).
+        cut = 24 - fmt.precision
+        made = bits + (np.uint32((1 << cut - 1) - 1) + ((bits >> np.uint32(cut)) & np.uint32(1)))
+        made = (made & np.uint32(0xFFFFFFFF << cut & 0xFFFFFFFF)).view(np.float32)
+        return np.where(np.isnan(x), x, made) if np.isnan(x.sum()) else made
+    # As in `Format.round`, of numbers that are far from overflow.
+    if not float(np.abs(x).max(initial=0.0)) <= min(fmt.max_finite, 2.0**100):
+        return np.asarray(fmt.round(x).astype(np.float32))
+    binade = (bits & np.uint32(0x7F800000)).view(np.float32)
+    anchor = np.maximum(binade, np.float32(fmt.smallest_normal)) * np.float32(1.5 * 2.0 ** (24 - fmt.precision))
+    return np.asarray(np.copysign((x + anchor) - anchor, x))

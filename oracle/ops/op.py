@@ -6,7 +6,7 @@ may state, the tiny case that probes use, how it is differentiated, which report
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
-from oracle.formats import STORAGE, Float64Array
+from oracle.formats import STORAGE, Float64Array, Format
 
 Kind = Literal["number", "weight", "distribution", "cos", "sin", "positions", "index"]
 """What an array holds: any numbers; a matrix that mixes its last axis; rows that sum to 1; a table of cosines or sines;
@@ -96,8 +96,9 @@ class Op:
 
     blocks, row_count, evaluate: see `oracle.evaluate`; row_count(case, key) is that of one block. output_shapes: name
     -> shape for a case. model: the outputs of one block, [r, c] each, as an honest kernel of the given contract
-    computes them. width: how many numbers a row of a block reads of the longest array, by which large cases are
-    sampled. needed: outputs that every target returns, in the dtype of its inputs (default: the first).
+    computes them; modelled: what it reads of a contract, for inputs of a format: equal where models are equal. width:
+    how many numbers a row of a block reads of the longest array, by which large cases are sampled. needed: outputs that
+    every target returns, in the dtype of its inputs (default: the first).
 
     formats: those that inputs may have. gradient: of which op it is the gradient. may_alias: an output may be an input
     itself. trivial: outputs of one block that ignore what the op is about, by name (`oracle.vacuity`). tiny: see there.
@@ -119,6 +120,7 @@ class Op:
     extras: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Callable[[Case], Any]] = field(default_factory=dict)
     needed: Callable[[Case], tuple[str, ...]] | None = None
+    modelled: Callable[[Contract, Format], Hashable] = lambda contract, _: contract
     formats: tuple[str, ...] = STORAGE
     gradient: Gradient | None = None
     may_alias: bool = False

@@ -13,12 +13,14 @@ with P truncated at 1.9 to 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 
 from oracle.case import Case
 from oracle.contract.contract import Contract
+from oracle.enclosure import Enclosure
+from oracle.formats import Float64Array
 from oracle.ops.table import op_named
 from properties.checks.metamorphic import Outputs, observe
 from properties.inputs import strategies
@@ -59,20 +61,21 @@ def check(subject: Subject, example: Input) -> Judgement:
 
 
 def _compared(subject: Subject, case: Case, outputs: Outputs) -> Judgement:
-    blocks, model = exact_blocks(case), op_named(case.op).model
+    op = op_named(case.op)
+    held = {name: value.astype(np.float64) / subject.nat(name) for name, value in outputs.items()}
+    blocks = exact_blocks(case)
+    parts = [(block, n, block.part(n), block.take(n, v)) for block in blocks for n, v in held.items() if block.holds(n)]
+    counts = {name: sum(own.size for _, n, _, own in parts if n == name) for name in outputs}
+    squares = {name: _squares((e, own) for _, n, e, own in parts if n == name) for name in outputs}
     best: tuple[float, dict[str, float], str] | None = None
+    firsts: dict[Hashable, Contract] = {}
     for form in subject.forms:
-        squares = {name: [0.0, 0.0, 0] for name in outputs}
-        for block in blocks:
-            modelled = model(case, block.key, block.rows, form)
-            for name, value in outputs.items():
-                if not block.holds(name):
-                    continue
-                exact, held = block.part(name), block.take(name, value).astype(np.float64) / subject.nat(name)
-                squares[name][0] += float((exact.distance(held) ** 2).sum())
-                squares[name][1] += float((exact.distance(modelled[name]) ** 2).sum())
-                squares[name][2] += held.size
-        ratios = {name: _ratio(a, b) for name, (a, b, n) in squares.items() if n >= LEAST_VALUES}
+        # Forms that differ in nothing that a model has share one: the first speaks for all.
+        firsts.setdefault(op.modelled(form, subject.fmt), form)
+    for form in firsts.values():
+        modelled = {b.key: op.model(case, b.key, b.rows, form) for b in blocks}
+        of_model = {n: _squares((e, modelled[b.key][n]) for b, name, e, _ in parts if name == n) for n in outputs}
+        ratios = {n: _ratio(squares[n], of_model[n]) for n in outputs if counts[n] >= LEAST_VALUES}
         worst = max((r / _limit(name, subject) for name, r in ratios.items()), default=0.0)
         if best is None or worst < best[0]:
             best = (worst, ratios, form.label)
@@ -86,6 +89,11 @@ def _compared(subject: Subject, case: Case, outputs: Outputs) -> Judgement:
     judged = not capped and all(map(_followed, subject.forms))
     verdict = Verdict.FAIL if judged and worst > 1 else Verdict.PASS
     return Judgement(verdict, Basis.CALIBRATED, detail, worst, metrics=figures, forms={label: worst})
+
+
+def _squares(pairs: Iterable[tuple[Enclosure, Float64Array]]) -> float:
+    """Sum of squared distances."""
+    return sum(float((exact.distance(values) ** 2).sum()) for exact, values in pairs)
 
 
 def _followed(form: Contract) -> bool:

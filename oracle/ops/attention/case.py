@@ -16,6 +16,7 @@ lse_sink: whether L includes the sink's logit.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -355,6 +356,12 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     if contract.accumulator is not None:
         result["accumulator"] = named(contract.accumulator)
     return result
+
+
+def modelled(contract: Contract, input_format: Format) -> Hashable:
+    """What `model` reads of a contract."""
+    order = (contract.splits, contract.tile, contract.normalised_p)
+    return (contract.compute, order, *stages(contract, input_format).items())
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:

@@ -7,7 +7,7 @@ query head, (DKV, b, kv) keys of one KV head (sums over its group), (DBIAS, ...)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -25,6 +25,7 @@ from oracle.ops.attention import gradient as backward
 from oracle.ops.attention.gradient import PLAIN, Order
 from oracle.ops.attention.row import ARRAYS, CONVENTIONS, NOT_DESCALED, scale_of
 from oracle.ops.op import Array, Gradient, Op
+from oracle.recent import Recent
 
 DQ, DKV, DBIAS, DSINKS = range(4)
 RESULTS = {"dq": "B Hq Sq D", "dk": "B Hkv Sk D", "dv": "B Hkv Sk Dv", "dbias": "...", "dsinks": "Hq"}
@@ -99,10 +100,22 @@ def cotangent(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Arra
     return np.where(good, do, 0.0), ~good.all(axis=1)
 
 
+Gradients = tuple[backward.Inner[V], attention_case.Head, V, NDArray[np.bool_]]
+# Scores of so many pairs; a pair has about ten float64 numbers.
+_LAST = Recent(2**21)
+
+
 def head_gradients(
     ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN
-) -> tuple[backward.Inner[V], attention_case.Head, V, NDArray[np.bool_]]:
+) -> Gradients[V]:
     """(inner parts of query head ``key`` = (b, h), its numbers, dO as a value, undefined rows)."""
+    what = (repr(ar), key, rows.tobytes(), order)
+    size = len(rows) * case.arrays["k"].shape[2]
+    made: Gradients[V] = _LAST.of(case, what, size, lambda: _head_gradients(ar, case, key, rows, order))
+    return made
+
+
+def _head_gradients(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Gradients[V]:
     x = attention_case.head(case, key, rows)
     do, spoiled = cotangent(case, key, rows)
     value = ar.const(do)
@@ -139,6 +152,11 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
 
 def order_of(contract: Contract) -> Order:
     return Order(contract.delta, contract.normalised_p)
+
+
+def modelled(contract: Contract, input_format: Format) -> Hashable:
+    """What `model` reads of a contract."""
+    return (contract.compute, order_of(contract), *stages(contract, input_format).items())
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
@@ -271,6 +289,7 @@ OPS = (
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        modelled=modelled,
         width=width,
         needed=needed,
     ),

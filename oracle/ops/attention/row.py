@@ -18,6 +18,7 @@ from oracle.ops.attention.case import (
     blocks,
     evaluate,
     model,
+    modelled,
     output_shapes,
 )
 from oracle.ops.op import Array, Op
@@ -79,6 +80,7 @@ OPS = (
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        modelled=modelled,
         width=lambda case, key: int(case.arrays["k"].shape[2]),
     ),
 )

@@ -216,6 +216,7 @@ def _op(name: str, arrays: Mapping[str, Array], *, results: Mapping[str, str], *
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        modelled=attention_case.modelled,
         width=lambda case, key: max(1, key_count(case, key[0])),
         **more,
     )

@@ -11,6 +11,7 @@ latent or k_pe, its head's weights) is *undefined*.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,12 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     return result
 
 
+def modelled(contract: Contract, input_format: Format) -> Hashable:
+    """What `model` reads of a contract."""
+    order = (contract.form, contract.splits, contract.tile, contract.normalised_p)
+    return (contract.compute, order, *stages(contract, input_format).items())
+
+
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """out [r, d_v] and lse [r, 1] of an honest kernel of this contract: its form, its tiles or splits."""
     compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
@@ -208,6 +215,7 @@ OPS = (
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        modelled=modelled,
         width=lambda case, key: int(case.arrays["c_kv"].shape[1]),
     ),
 )

@@ -10,6 +10,7 @@ row.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic
@@ -183,6 +184,12 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     return {**attention_backward_case.stages(contract, input_format), **forward}
 
 
+def modelled(contract: Contract, input_format: Format) -> Hashable:
+    """What `model` reads of a contract."""
+    order = (contract.form, contract.delta, contract.normalised_p)
+    return (contract.compute, order, *stages(contract, input_format).items())
+
+
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """A block's gradients [r, c] as an honest kernel of this contract makes them: whole rows, no tiles, no splits."""
     compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
@@ -219,6 +226,7 @@ OPS = (
         evaluate=evaluate,
         output_shapes=output_shapes,
         model=model,
+        modelled=modelled,
         width=_width,
         needed=lambda case: OUTPUTS,
     ),
