@@ -17,10 +17,10 @@ from oracle.arithmetic.mp import mp_arithmetic
 from oracle.block import Block
 from oracle.bounds.attention.output import bounds
 from oracle.case import Case
-from oracle.contract.presets import preset_forms
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS, Float64Array
 from oracle.ops.attention.case import model
+from oracle.ops.contracts import preset_forms
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 

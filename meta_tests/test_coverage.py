@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from oracle.bounds.table import bounds_of
-from oracle.contract.presets import PRESETS, default_preset, ladder, preset_forms
 from oracle.evaluate import enclose
 from oracle.formats import format_of
+from oracle.ops.contracts import default_preset, ladder, preset_forms
 from oracle.ops.table import ops
 from properties.ops.table import properties_for
 from properties.property import Property
@@ -108,12 +108,11 @@ def rows() -> list[Property]:
 
 
 def test_each_table_is_about_known_ops_and_has_no_double_rows() -> None:
-    assert set(PRESETS) == set(OPS)
     for op in OPS:
         table = properties_for(op)
         assert len({(p.id, p.title) for p in table}) == len(table), op
         for dtype in ops()[op].formats:
-            assert set(ladder(op, dtype)) <= set(PRESETS[op]), op
+            assert set(ladder(op, dtype)) <= set(ops()[op].presets.forms), op
     assert {p.id for p in rows()} >= {"P1", "P9", "P10", "P14", "P15", "P18", "P21", "P23"}
 
 

@@ -31,7 +31,6 @@ HOMES = (
 )
 # How often a module elsewhere may say the name of an op, and why.
 ALLOWED = {
-    "oracle/contract/presets.py": (45, "contracts by op"),
     "properties/diagnosis/counterfactual.py": (1, "the output of a log-sum-exp has no second axis"),
     "properties/diagnosis/engine.py": (19, "tables of counterfactuals by op"),
     "properties/diagnosis/heads.py": (1, "a layout's head is explained as a case of attention"),

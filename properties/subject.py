@@ -11,8 +11,8 @@ import numpy as np
 from oracle.block import Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract, resolved
-from oracle.contract.presets import declared_forms, ladder
 from oracle.formats import FORMATS, Format, beside
+from oracle.ops.contracts import declared_forms, ladder
 from oracle.ops.table import op_named
 from targets.calling.target import Observed, Target, run
 

@@ -18,10 +18,10 @@ from oracle.bounds.attention import output as attention_bounds
 from oracle.bounds.bounded import Bounded
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Float64Array, Format
 from oracle.ops.attention import case as attention_case
+from oracle.ops.contracts import declared_forms
 
 Given = tuple[Float64Array, Float64Array, Float64Array, dict[str, Any]]
 

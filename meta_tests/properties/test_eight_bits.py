@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from oracle.contract.presets import declared_forms, ladder
 from oracle.formats import EIGHT_BITS, FORMATS, STORAGE
+from oracle.ops.contracts import declared_forms, ladder
 from oracle.ops.table import ops
 from properties.diagnosis.engine import diagnose
 from properties.inputs.recipes import Mask

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from oracle.bounds.blocks import mla as block_bounds
 from oracle.bounds.mla import output as core_bounds
 from oracle.case import Case
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
+from oracle.ops.contracts import declared_forms
 from oracle.ops.mla.formula import DEEPSEEK_V2, DEEPSEEK_V3, Dimensions
 from targets.builtin.mla_block import Settings, Weights, decode
 from targets.builtin.mla_torch import mla_absorbed, mla_materialised

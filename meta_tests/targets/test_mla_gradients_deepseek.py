@@ -10,9 +10,9 @@ import pytest
 from meta_tests.targets.test_mla_deepseek import CORES, core_case, tensors, within_limits
 from oracle.bounds.mla.gradient import bounds
 from oracle.case import Case
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
+from oracle.ops.contracts import declared_forms
 from oracle.ops.mla.gradient_case import DC, DQ, DUK, DUV, OUTPUTS, row_count
 from targets.calling.gradient import gradient_of
 from targets.calling.target import target_from

@@ -13,8 +13,8 @@ from oracle.arithmetic.ball import BallArithmetic
 from oracle.block import Block
 from oracle.bounds.mla import output as bounds_mla
 from oracle.case import Case
-from oracle.contract.presets import declared_forms
 from oracle.formats import FORMATS
+from oracle.ops.contracts import declared_forms
 from oracle.ops.mla import case as mla_case
 from targets.builtin import mla_torch
 

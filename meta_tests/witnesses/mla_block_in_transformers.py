@@ -15,10 +15,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from oracle.bounds.blocks import mla as bounded
 from oracle.case import Case
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
 from oracle.ops.blocks import mla_case as mla_block_case
+from oracle.ops.contracts import declared_forms
 
 HEADS, D_H, D_V, D_C, D_R, D_Q, WIDTH = 3, 16, 16, 32, 16, 24, 40
 YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "beta_slow": 1.0}

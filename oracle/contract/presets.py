@@ -1,16 +1,28 @@
-"""Presets: the contracts that implementations usually keep, by op and name, their forms and the ladder of strictness.
+"""Presets: the contracts that implementations usually keep, by name, their forms and the ladder of strictness.
 
-A *preset* is a set of legal *forms* (evaluation orders); a target keeps it if one form is kept by all its cases.
+A *preset* is a set of legal *forms* (evaluation orders); a target keeps it if one form is kept by all its cases. The
+row of an op names its own (`oracle.ops.op`); `oracle.ops.contracts` picks among them.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from math import exp, isfinite, log
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import log
 
-from oracle.contract.contract import ENGINES, EXPONENTS, Contract, UnknownContract, resolved
-from oracle.formats import EIGHT_BITS, Format, format_named
+from oracle.contract.contract import Contract
+
+
+@dataclass(frozen=True, slots=True)
+class Presets:
+    """The presets of an op. By width of the input format (``fp64``, ``fp32``, ``16``, ``8``): ladder, presets strictest
+    first, and default, the one to which an undeclared target is held.
+    """
+
+    forms: Mapping[str, tuple[Contract, ...]]
+    ladder: Mapping[str, tuple[str, ...]]
+    default: Mapping[str, str]
+
 
 _LAG = 8 * log(2.0)
 _ATTENTION: dict[str, tuple[Contract, ...]] = {
@@ -120,145 +132,32 @@ _MLA_BACKWARD = {
     )
     for name, forms in _BACKWARD.items()
 }
-PRESETS: dict[str, dict[str, tuple[Contract, ...]]] = {
-    "attention": _ATTENTION,
-    "attention_backward": _BACKWARD,
-    "mla_backward": _MLA_BACKWARD,
-    "attention_varlen": _ATTENTION,
-    "attention_paged": _ATTENTION,
-    "mla": _MLA,
-    "gqa_block": _GQA_BLOCK,
-    "mla_block": _MLA_BLOCK,
-    "softmax": _SOFTMAX,
-    "log_softmax": _SOFTMAX,
-    "logsumexp": _SOFTMAX,
-    "softmax_backward": _SOFTMAX_BACKWARD,
-    "rope": _ROPE,
-    "rope_backward": _ROPE,
-    "rope_apply": _ROPE,
+_ATTENTION_LADDER = {
+    "fp64": ("fp64",),
+    "fp32": ("fp32", "sdpa_math", "tf32"),
+    "16": ("fp32", "flash", "sdpa_math", "eager"),
+    # Separate calls in eight bits do not exist.
+    "8": ("fp32", "flash"),
 }
-_LADDERS = {
-    "attention": {
-        "fp64": ("fp64",),
-        "fp32": ("fp32", "sdpa_math", "tf32"),
-        "16": ("fp32", "flash", "sdpa_math", "eager"),
-        # Separate calls in eight bits do not exist.
-        "8": ("fp32", "flash"),
-    },
-    "softmax": {"fp64": ("fp64",), "fp32": ("fp32",), "16": ("fp32", "input")},
-    "rope": {
+_ATTENTION_DEFAULT = {"fp64": "fp64", "fp32": "fp32", "16": "flash", "8": "flash"}
+ATTENTION = Presets(_ATTENTION, _ATTENTION_LADDER, _ATTENTION_DEFAULT)
+ATTENTION_BACKWARD = replace(ATTENTION, forms=_BACKWARD)
+MLA = replace(ATTENTION, forms=_MLA)
+MLA_BACKWARD = replace(ATTENTION, forms=_MLA_BACKWARD)
+GQA_BLOCK = replace(ATTENTION, forms=_GQA_BLOCK)
+MLA_BLOCK = replace(ATTENTION, forms=_MLA_BLOCK)
+SOFTMAX = Presets(
+    _SOFTMAX,
+    {"fp64": ("fp64",), "fp32": ("fp32",), "16": ("fp32", "input")},
+    {"fp64": "fp64", "fp32": "fp32", "16": "fp32"},
+)
+SOFTMAX_BACKWARD = replace(SOFTMAX, forms=_SOFTMAX_BACKWARD)
+ROPE = Presets(
+    _ROPE,
+    {
         "fp64": ("fp64",),
         "fp32": ("fp64_angle", "fp32_angle"),
         "16": ("fp64_angle", "fp32_angle", "input_table", "input_all"),
     },
-}
-_FAMILY = {
-    "mla": "attention",
-    "gqa_block": "attention",
-    "mla_block": "attention",
-    "mla_backward": "attention",
-    "attention_backward": "attention",
-    "attention_varlen": "attention",
-    "attention_paged": "attention",
-    "log_softmax": "softmax",
-    "logsumexp": "softmax",
-    "softmax_backward": "softmax",
-    "rope_apply": "rope",
-    "rope_backward": "rope",
-}
-
-
-def default_preset(op: str, input_format: str) -> str:
-    """The preset to which an undeclared target is held."""
-    family = _FAMILY.get(op, op)
-    if input_format == "fp64":
-        return "fp64"
-    if family == "attention":
-        return "fp32" if input_format == "fp32" else "flash"
-    return {"softmax": "fp32", "rope": "fp32_angle"}[family]
-
-
-def ladder(op: str, input_format: str) -> tuple[str, ...]:
-    """Presets for inputs of this format, strictest first."""
-    steps = _LADDERS[_FAMILY.get(op, op)]
-    if input_format in EIGHT_BITS:
-        return steps["8"]
-    return steps[input_format if input_format in steps else "16"]
-
-
-def preset_forms(op: str, preset: str) -> tuple[Contract, ...]:
-    """The legal forms of a preset; UnknownContract lists the valid names."""
-    known = PRESETS[op]
-    if preset not in known:
-        raise UnknownContract(f"unknown contract {preset!r} for {op}; known: {', '.join(known)}")
-    return known[preset]
-
-
-def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format: str) -> tuple[Contract, ...]:
-    """The forms a target is held to: its preset's, with the fields that it declares replaced in each.
-
-    ``declared`` is None (the default preset), a preset name, or a dict of fields with an optional ``preset``.
-    """
-    if input_format in EIGHT_BITS:
-        # What attention in eight bits gives is wider than what it takes.
-        given = {"preset": declared} if isinstance(declared, str) else declared or {}
-        declared = {"output": "bf16", **given}
-    if declared is None:
-        return preset_forms(op, default_preset(op, input_format))
-    if isinstance(declared, str):
-        return preset_forms(op, declared)
-    known = {f.name for f in fields(Contract)}
-    unknown = sorted(set(declared) - known)
-    if unknown:
-        raise UnknownContract(f"unknown contract field {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    base = preset_forms(op, declared.get("preset", default_preset(op, input_format)))
-    # A declared evaluation order leaves the other's forms out (all stay if it is unknown, which is reported below).
-    base = tuple(form for form in base if form.form == declared.get("form", form.form)) or base
-    changed = {k: v for k, v in declared.items() if k != "preset"}
-    forms = tuple(dict.fromkeys(_changed(form, changed) for form in base))
-    for form in forms:
-        _validate(form)
-    # Forms whose largest weight overflows its format are not legal ones.
-    fitting = tuple(form for form in forms if _largest_weight(form) <= _weights_of(form, input_format).max_finite)
-    if not fitting:
-        weights = _weights_of(forms[0], input_format)
-        largest = f"{_largest_weight(forms[0]):.6g}, the largest weight times weight_scale,"
-        raise UnknownContract(f"{largest} does not fit into {weights.name} (at most {weights.max_finite:.6g})")
-    return fitting
-
-
-def _changed(form: Contract, fields: dict[str, Any]) -> Contract:
-    """The form with these fields; one whose label says where D comes from says it of the declared place."""
-    made = replace(form, **fields)
-    stem, says, _ = form.label.partition(", D from ")
-    return replace(made, label=f"{stem}{says}{made.delta}") if says else made
-
-
-def _largest_weight(form: Contract) -> float:
-    return form.weight_scale * exp(form.lag)
-
-
-def _weights_of(form: Contract, input_format: str) -> Format:
-    return resolved(form.weights, format_named(input_format))
-
-
-def _validate(form: Contract) -> None:
-    if form.engine not in ENGINES:
-        raise UnknownContract(f"unknown engine {form.engine!r}; known: {', '.join(ENGINES)}")
-    if form.qk_prescale not in ("none", "compute", "input"):
-        raise UnknownContract(f"unknown qk_prescale {form.qk_prescale!r}; known: none, compute, input")
-    if form.exponent not in EXPONENTS:
-        raise UnknownContract(f"unknown exponent {form.exponent!r}; known: {', '.join(EXPONENTS)}")
-    if form.delta not in ("output", "weights"):
-        raise UnknownContract(f"unknown delta {form.delta!r}; known: output, weights")
-    if form.form not in ("materialised", "absorbed"):
-        raise UnknownContract(f"unknown form {form.form!r}; known: materialised, absorbed")
-    named = (
-        form.compute, form.scores, form.weights, form.accumulator, form.output, form.angle, form.table, form.rotate,
-        form.latent, form.up, form.between, form.cache, form.shifted,
-    )  # fmt: skip
-    if not (isfinite(form.weight_scale) and form.weight_scale > 0):
-        raise UnknownContract(f"weight_scale must be a positive number, got {form.weight_scale!r}")
-    for name in named:
-        if name is not None and name != "input":
-            format_named(name)
+    {"fp64": "fp64", "fp32": "fp32_angle", "16": "fp32_angle"},
+)

@@ -17,6 +17,7 @@ from oracle.arithmetic.base import Arithmetic, V
 from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
+from oracle.contract.presets import Presets
 from oracle.enclosure import Enclosure
 from oracle.formats import STORAGE, Float64Array, Format
 
@@ -87,12 +88,14 @@ def no_trivial_outputs(case: Case, block: Block) -> Mapping[str, Enclosure]:
 class Op:
     """One row.
 
-    arrays: inputs by canonical name, in order. results: dimensions of the outputs, in the order a target returns them.
-    family: whose contracts and figures are its own. options: canonical keyword names with their defaults.
-    conventions: name -> published values of what implementations do differently; those that are options fix what a
-    case means and are passed to a function only where ``passed`` names them. extras: further parameters on which the
-    result does not depend -> what one gets, a number or a function of the case. usual: option -> what a function that
-    requires it gets for a case that does not set it, where that is not the default.
+    family: whose figures in reports show it. presets: contracts that implementations usually keep. arrays: inputs by
+    canonical name, in order. results: dimensions of the outputs, in the order a target returns them.
+
+    options: canonical keyword names with their defaults. conventions: name -> published values of what implementations
+    do differently; those that are options fix what a case means and are passed to a function only where ``passed``
+    names them. extras: further parameters on which the result does not depend -> what one gets, a value or a function
+    of the case. usual: option -> what a function that requires it gets for a case that does not set it, where that is
+    not the default.
 
     blocks, row_count, evaluate: see `oracle.evaluate`; row_count(case, key) is that of one block. output_shapes: name
     -> shape for a case. model: the outputs of one block, [r, c] each, as an honest kernel of the given contract
@@ -106,6 +109,7 @@ class Op:
 
     name: str
     family: str
+    presets: Presets
     arrays: Mapping[str, Array]
     results: Mapping[str, str]
     options: Mapping[str, Any]

@@ -19,11 +19,11 @@ from oracle.bounds.bounded import Bounded
 from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import declared_forms
 from oracle.enclosure import Enclosure
 from oracle.error import Errors, measure, summarise
 from oracle.evaluate import PRECISIONS, enclose, refine
 from oracle.formats import EIGHT_BITS, Float64Array, format_of
+from oracle.ops.contracts import declared_forms
 from oracle.ops.table import op_named
 from properties.judge.empty_rows import empty_rows
 from properties.judge.remembered import bounded, judged

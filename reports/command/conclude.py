@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oracle.contract.presets import PRESETS
+from oracle.ops.table import op_named
 from properties.judge.verdict import Basis, Verdict, exit_code
 from properties.record import Journal, Record, finish, lost, unfinished
 from properties.waivers import stale, waive
@@ -103,7 +103,7 @@ def _line(like: Record, property_id: str, verdict: Verdict, detail: str, **more:
 
 def _form_kept(op: str, preset: str, worst: Mapping[str, float]) -> tuple[str, float]:
     """The first of the preset's forms, in its own order, that no case exceeds; else the one nearest to it."""
-    order = [form.label for form in PRESETS[op].get(preset, ())]
+    order = [form.label for form in op_named(op).presets.forms.get(preset, ())]
     kept = [label for label in (*order, *worst) if worst.get(label, float("inf")) <= 1]
     return (kept[0], worst[kept[0]]) if kept else min(worst.items(), key=lambda item: item[1])
 

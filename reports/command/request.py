@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oracle.case import load_case
-from oracle.contract.presets import PRESETS
 from oracle.formats import INPUTS as DTYPES
 from oracle.formats import format_of
 from oracle.ops.table import op_named, ops
@@ -93,8 +92,9 @@ def _check_dtypes(options: argparse.Namespace, found: list[Target]) -> None:
 def _check_statements(options: argparse.Namespace, ops: set[str]) -> None:
     if options.contract is not None:
         for op in sorted(ops):
-            if options.contract not in PRESETS[op]:
-                raise WrongUse(f"unknown contract {options.contract!r} for {op}; known: {', '.join(PRESETS[op])}")
+            forms = op_named(op).presets.forms
+            if options.contract not in forms:
+                raise WrongUse(f"unknown contract {options.contract!r} for {op}; known: {', '.join(forms)}")
     for item in options.convention:
         name, equals, value = item.partition("=")
         if not equals:

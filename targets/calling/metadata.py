@@ -9,8 +9,8 @@ from typing import Any
 
 from oracle.contract.constants import accumulation_error, constants, dot_error, rescale_error, row_sum_error
 from oracle.contract.contract import Contract, UnknownContract
-from oracle.contract.presets import declared_forms
 from oracle.formats import FORMATS
+from oracle.ops.contracts import declared_forms
 from oracle.ops.table import op_named, ops
 from targets.calling.frameworks import FRAMEWORKS
 

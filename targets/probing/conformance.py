@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from oracle.contract.contract import resolved
-from oracle.contract.presets import declared_forms
 from oracle.formats import FORMATS
+from oracle.ops.contracts import declared_forms
 from oracle.ops.table import ops
 from targets.calling.metadata import metadata, problems
 from targets.calling.signature import BadTarget, read

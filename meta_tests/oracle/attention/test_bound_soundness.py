@@ -26,10 +26,10 @@ from oracle.case import Case
 from oracle.contract import contract as contracts
 from oracle.contract.constants import Constants, constants
 from oracle.contract.contract import Contract
-from oracle.contract.presets import declared_forms, preset_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Format
 from oracle.ops.attention import case as attention_case
+from oracle.ops.contracts import declared_forms, preset_forms
 
 SHAPES = ((2, 1, 1, 2), (2, 2, 3, 1), (3, 7, 8, 2), (2, 33, 2, 3), (2, 64, 16, 2))
 

@@ -19,10 +19,10 @@ from oracle.bounds.bounded import Bounded
 from oracle.case import Case, load_case, save_case
 from oracle.contract.constants import accumulation_error, constants
 from oracle.contract.contract import UnknownContract
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import E4M3, E5M2, FORMATS, FP32, Format
 from oracle.ops.attention import case as attention_case
+from oracle.ops.contracts import declared_forms
 
 CONTRACT: dict[str, Any] = {
     "preset": "flash",

@@ -12,11 +12,11 @@ from meta_tests.kernels.honest_backward import KERNELS, Backward, run
 from oracle.block import Block
 from oracle.bounds.attention.gradient import bounds
 from oracle.case import Case
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Float64Array, Format
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
+from oracle.ops.contracts import declared_forms
 
 FAMILIES = (
     "normal",

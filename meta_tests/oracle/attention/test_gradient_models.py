@@ -11,9 +11,9 @@ import pytest
 from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import ladder, preset_forms
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
+from oracle.ops.contracts import ladder, preset_forms
 from oracle.ops.table import op_named
 
 LOGITS = 2.0

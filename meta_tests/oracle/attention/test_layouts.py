@@ -9,9 +9,9 @@ import pytest
 
 from oracle.bounds.table import bounds_of
 from oracle.case import Case, load_case, save_case
-from oracle.contract.presets import preset_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS
+from oracle.ops.contracts import preset_forms
 from oracle.ops.layouts.case import PAGED, VARLEN, dense
 from oracle.ops.table import op_named
 from properties.subject import PROFILES, subject_for

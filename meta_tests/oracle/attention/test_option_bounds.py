@@ -18,9 +18,9 @@ from meta_tests.kernels.honest_attention import KERNELS, Kernel
 from meta_tests.witnesses.plain_bound import plain_bound
 from oracle.bounds.attention import output as attention_bounds
 from oracle.case import Case
-from oracle.contract.presets import declared_forms, preset_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Format
+from oracle.ops.contracts import declared_forms, preset_forms
 
 SHAPES = ((2, 1, 1, 2), (2, 2, 3, 1), (3, 7, 8, 2), (2, 33, 2, 3), (2, 64, 16, 2))
 OPTIONS = ("cap", "alibi", "sink", "sink and cap", "alibi and cap", "all")

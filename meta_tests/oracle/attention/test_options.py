@@ -15,11 +15,11 @@ from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.case import Case, load_case, save_case
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import formula as attention
+from oracle.ops.contracts import declared_forms
 
 
 def option_cases() -> dict[str, Case]:

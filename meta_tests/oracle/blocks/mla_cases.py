@@ -13,9 +13,9 @@ from oracle.block import Block
 from oracle.bounds.blocks import mla as bounded
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import Format
+from oracle.ops.contracts import declared_forms
 from oracle.ops.rope.parameters import read_scaling
 
 Array = NDArray[Any]

@@ -16,10 +16,10 @@ from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds.blocks import gqa as bounded
 from oracle.case import Case
-from oracle.contract.presets import declared_forms, preset_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Format
 from oracle.ops.blocks.gqa_case import model
+from oracle.ops.contracts import declared_forms, preset_forms
 
 Array = NDArray[Any]
 FAMILIES = (

@@ -11,9 +11,9 @@ import pytest
 from meta_tests.kernels.honest_mla_block import BlockKernel, blocks, run_block
 from meta_tests.oracle.blocks.mla_cases import case_of, enclosed, form_of, options_of, ratio, wide
 from oracle.case import Case
-from oracle.contract.presets import preset_forms
 from oracle.formats import FORMATS
 from oracle.ops.blocks import mla_case as mla_block_case
+from oracle.ops.contracts import preset_forms
 
 FAMILIES = (
     "normal",

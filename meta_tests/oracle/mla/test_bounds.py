@@ -17,9 +17,9 @@ from oracle.block import Block
 from oracle.bounds.mla import output as bounds_mla
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import declared_forms, preset_forms
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
+from oracle.ops.contracts import declared_forms, preset_forms
 from oracle.ops.mla import case as mla_case
 from oracle.ops.mla import formula as mla
 

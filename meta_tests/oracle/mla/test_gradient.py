@@ -15,9 +15,9 @@ from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds.mla.gradient import bounds
 from oracle.case import Case
-from oracle.contract.presets import declared_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Format
+from oracle.ops.contracts import declared_forms
 from oracle.ops.mla import case as mla_case
 from oracle.ops.mla.gradient_case import OUTPUTS
 

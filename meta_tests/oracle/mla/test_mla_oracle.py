@@ -15,9 +15,9 @@ from oracle.arithmetic.mp import mp_arithmetic
 from oracle.block import Block
 from oracle.bounds.mla import output as bounds_mla
 from oracle.case import Case
-from oracle.contract.presets import preset_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS
+from oracle.ops.contracts import preset_forms
 from oracle.ops.mla import case as mla_case
 from oracle.ops.mla import formula as mla
 

@@ -16,8 +16,8 @@ from oracle.block import Block
 from oracle.bounds.rope import rotation as bounds_rope
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import preset_forms
 from oracle.formats import FORMATS, Format
+from oracle.ops.contracts import preset_forms
 from oracle.ops.rope import case as rope_case
 from oracle.ops.rope import formula as rope
 

@@ -17,8 +17,8 @@ from oracle.block import Block
 from oracle.bounds.softmax import output as bounds_softmax
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import preset_forms
 from oracle.formats import FORMATS, Format
+from oracle.ops.contracts import preset_forms
 from oracle.ops.softmax import case as softmax_case
 
 OPS = {op.name: op for op in softmax_case.OPS}

@@ -17,9 +17,9 @@ from oracle.arithmetic.mp import mp_arithmetic
 from oracle.bounds.softmax import gradient as bounded
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.contract.presets import preset_forms
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Float64Array, Format
+from oracle.ops.contracts import preset_forms
 from oracle.ops.softmax.gradient_case import gradient_at, model
 
 Array = NDArray[Any]

@@ -18,6 +18,7 @@ from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
@@ -276,6 +277,7 @@ OPS = (
     Op(
         name="attention_backward",
         family="attention",
+        presets=presets.ATTENTION_BACKWARD,
         arrays={**ARRAYS, "do": Array("B Hq Sq Dv")},
         results=RESULTS,
         options=NOT_DESCALED,

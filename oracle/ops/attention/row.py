@@ -9,6 +9,7 @@ import numpy as np
 
 from oracle.block import Block
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.enclosure import Enclosure
 from oracle.formats import INPUTS, Float64Array
 from oracle.ops.attention.case import (
@@ -67,6 +68,7 @@ OPS = (
     Op(
         name="attention",
         family="attention",
+        presets=presets.ATTENTION,
         arrays=ARRAYS,
         results=RESULTS,
         options=OPTIONS,

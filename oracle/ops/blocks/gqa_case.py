@@ -20,6 +20,7 @@ from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
@@ -188,6 +189,7 @@ OPS = (
     Op(
         name="gqa_block",
         family="attention",
+        presets=presets.GQA_BLOCK,
         arrays=ARRAYS,
         results={"out": "B S E'"},
         options=OPTIONS,

@@ -26,6 +26,7 @@ from oracle.arithmetic.mp import mp_arithmetic
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
@@ -274,6 +275,7 @@ OPS = (
     Op(
         name="mla_block",
         family="attention",
+        presets=presets.MLA_BLOCK,
         arrays=ARRAYS,
         results={"out": "B S E'"},
         options=OPTIONS,

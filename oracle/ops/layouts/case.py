@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from oracle.arithmetic.base import Arithmetic, V
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import Float64Array
 from oracle.ops.attention import case as attention_case
@@ -207,6 +208,7 @@ def _op(name: str, arrays: Mapping[str, Array], *, results: Mapping[str, str], *
     return Op(
         name=name,
         family="attention",
+        presets=presets.ATTENTION,
         arrays=arrays,
         results=results,
         usual={"scale": scale_of("q")},

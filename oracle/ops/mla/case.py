@@ -22,6 +22,7 @@ from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
@@ -204,6 +205,7 @@ OPS = (
     Op(
         name="mla",
         family="attention",
+        presets=presets.MLA,
         arrays=ARRAYS,
         results={"out": "B H Sq d_v", "lse": "B H Sq"},
         options=OPTIONS,

@@ -23,6 +23,7 @@ from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import gradient_case as attention_backward_case
@@ -214,6 +215,7 @@ OPS = (
     Op(
         name="mla_backward",
         family="attention",
+        presets=presets.MLA_BACKWARD,
         arrays={**mla_case.ARRAYS, "do": Array("B H Sq d_v")},
         results={f"d{name}": array.dims for name, array in mla_case.ARRAYS.items()},
         options=mla_case.OPTIONS,

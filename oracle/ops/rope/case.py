@@ -27,6 +27,7 @@ from oracle.arithmetic.mp import mp_arithmetic
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
@@ -271,6 +272,7 @@ def _op(name: str, arrays: Mapping[str, Array], *, output: str = "out", **more: 
     return Op(
         name=name,
         family="rope",
+        presets=presets.ROPE,
         arrays=arrays,
         results={output: "B H S D"},
         conventions={"layout": rope.LAYOUTS},

@@ -21,6 +21,7 @@ from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
@@ -116,6 +117,7 @@ OPS = tuple(
     Op(
         name=name,
         family="softmax",
+        presets=presets.SOFTMAX,
         arrays={"x": Array("... n")},
         results={"out": dims},
         options={},

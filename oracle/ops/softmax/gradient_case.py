@@ -15,6 +15,7 @@ from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.op import Array, Gradient, Op
@@ -101,6 +102,7 @@ OPS = (
     Op(
         name="softmax_backward",
         family="softmax",
+        presets=presets.SOFTMAX_BACKWARD,
         arrays={"y": Array("... n", "distribution"), "dy": Array("... n")},
         results={"dx": "... n"},
         options={},

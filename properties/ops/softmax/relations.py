@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.contract.constants import constants
-from oracle.contract.presets import preset_forms
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, format_of
+from oracle.ops.contracts import preset_forms
 from properties.checks.metamorphic import Outputs, full_bounds, observe, same_bits
 from properties.judge.judgements import SLACK, draw_of, kept, purity
 from properties.judge.pipeline import certify, conclude, structure, weigh_all
