@@ -20,6 +20,7 @@ from meta_tests.kernels.command import PLAIN, Done, attn_oracle, verify
 from oracle.case import Case, save_case
 from properties import waivers
 from properties.judge.verdict import Basis, Judgement, Verdict
+from properties.ops.table import _TABLES
 from properties.property import Property
 from properties.record import lines
 from properties.subject import Input, Subject
@@ -187,7 +188,7 @@ def judging(*verdicts: Verdict, detail: str = "as told", raising: BaseException 
 
 
 def told(monkeypatch: pytest.MonkeyPatch, out: Path, table: tuple[Property, ...], *words: object) -> Done:
-    monkeypatch.setattr("properties.ops.attention.table.PROPERTIES", table)
+    monkeypatch.setitem(_TABLES, "attention", table)
     return verify(out, *(words or (f"{out.parent / 'kernel.py'}:attention", "--dtype", "fp32")))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from properties.ops.attention.table import PROPERTIES as ATTENTION
 from properties.ops.blocks.gqa import PROPERTIES as GQA_BLOCK
 from properties.ops.blocks.mla import PROPERTIES as MLA_BLOCK
@@ -17,7 +15,7 @@ from properties.ops.rope.table import PROPERTIES as ROPE
 from properties.ops.softmax.table import PROPERTIES as SOFTMAX
 from properties.property import Property
 
-_TABLES: Mapping[str, tuple[Property, ...]] = {
+_TABLES: dict[str, tuple[Property, ...]] = {
     "attention": ATTENTION,
     "attention_backward": ATTENTION_BACKWARD,
     "attention_varlen": VARLEN_PROPERTIES,
