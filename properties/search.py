@@ -22,6 +22,7 @@ from oracle.ops.table import op_named
 from properties.diagnosis.engine import diagnose
 from properties.judge.verdict import BAD, Basis, Judgement, Verdict
 from properties.message import rerun_command
+from properties.order import Part, keyed
 from properties.property import Property
 from properties.record import Journal, Record
 from properties.subject import Input, Subject
@@ -35,16 +36,25 @@ class Refuted(Exception):
 
 
 def hunt(
-    subject: Subject, prop: Property, *, seed: int = 0, journal: Journal | None = None, folder: Path | None = None
+    subject: Subject,
+    prop: Property,
+    *,
+    seed: int = 0,
+    journal: Journal | None = None,
+    folder: Path | None = None,
+    part: Part | None = None,
 ) -> list[Record]:
-    """All records of ``prop`` on ``subject``. Failing cases are saved under ``folder``/cases."""
-    missing = prop.missing(subject)
+    """All records of ``prop`` on ``subject``, or of a ``part`` of its inputs. Failing cases are saved under
+    ``folder``/cases."""
+    missing, first = prop.missing(subject), part is not None and part.first
     if missing:
+        if first:
+            return []
         judgement = Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {missing}")
         return [record_of(subject, prop, Input(Case(subject.op, {}, {})), judgement, seed=seed)]
     records: list[Record] = []
     spent = 0.0
-    for edge in _edges(subject, prop):
+    for edge in _edges(subject, prop, part):
         start = time.perf_counter()
         # Failing edges are diagnosed until they have taken as long as the shrinking of a search may.
         explain = spent < subject.profile.shrink_seconds
@@ -53,19 +63,24 @@ def hunt(
         how: dict[str, Any] = {"seed": seed, "journal": journal, "folder": folder, "explain": explain, "known": known}
         records.append(examine(subject, prop, edge, **how))
         spent += time.perf_counter() - start if records[-1].verdict == Verdict.FAIL.value else 0.0
-    if prop.search is not None:
+    if prop.search is not None and not first:
         records += _search(subject, prop, seed, journal, folder)
     return records
 
 
-def _edges(subject: Subject, prop: Property) -> Iterator[Input]:
-    """The property's list. In the job of all targets an interpreted one meets every other input of a long one.
+def _edges(subject: Subject, prop: Property, part: Part | None = None) -> Iterator[Input]:
+    """The property's list, or those of it that the part asks.
+
+    In the job of all targets an interpreted one meets every other input of a long one.
 
     Those are the even ones in some dtypes and the odd ones in fp16: one kernel at all its dtypes meets all of them.
     """
     edges = list(prop.edges(subject))
     thinned = subject.target.interpreted and subject.profile.shared and len(edges) > FEW
-    yield from edges[int(subject.dtype == "fp16") :: 2] if thinned else edges
+    listed = list(keyed(prop, edges))
+    for key, edge in listed[int(subject.dtype == "fp16") :: 2] if thinned else listed:
+        if part is None or part.asks(key):
+            yield edge
 
 
 def _examples(subject: Subject) -> int:
