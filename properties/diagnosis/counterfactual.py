@@ -9,7 +9,7 @@ is the rounded result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ class JudgedBlock:
 class FailingCase:
     """A case, what the target gave for it, and where that breaks the contract.
 
-    worst: a judged, and the row in it, with most wrong elements.
+    worst: the place in ``blocks`` of the one with most wrong elements, and the row in it.
     """
 
     subject: Subject
@@ -157,7 +157,8 @@ class FailingCase:
     def observed(self, block: Block) -> dict[str, Float64Array]:
         """[r, c] of every output at the block's rows, as float64."""
         with np.errstate(invalid="ignore"):
-            return {n: block.take(n, output).astype(np.float64) for n, output in self.outputs.items()}
+            held = {n: output for n, output in self.outputs.items() if block.holds(n)}
+            return {n: block.take(n, output).astype(np.float64) for n, output in held.items()}
 
 
 Source = Callable[[Key, Rows], tuple[Case, Key, Rows]]
@@ -173,17 +174,18 @@ class Counterfactual:
     source: where the exact result of a block comes from (default: the block itself).
     block: the exact result itself, where it is that of no case.
     change: what the defect does to the predictions.
-    contract: fields of a contract that would allow the defect. If no rounded result fits bit by bit (the order of the
-    target's sums is not known), a correlation with it and this contract's bound do.
+    contract: of a stage that rounds, fields of a contract that would allow it, none where no field can say so. If no
+    rounded result fits bit by bit (the order of the target's sums is not known), a correlation with it and this
+    contract's bound do; without one, twice the largest simulated error.
     fitted: numbers were read off this very output, each row's for itself.
-    elsewhere: one number was, and this is the same defect on another failing.
+    elsewhere: one number was, and this is the same defect on another case.
     arrange: how an array of the source's block [r, c] becomes one of the block's.
     """
 
     says: str
     source: Source | None = None
     change: Change | None = None
-    contract: Mapping[str, Any] = field(default_factory=dict)
+    contract: Mapping[str, Any] | None = None
     fitted: bool = False
     elsewhere: Callable[[FailingCase], Counterfactual] | None = None
     choice: str = ""
@@ -250,6 +252,15 @@ def failing_case(subject: Subject, case: Case, outputs: Mapping[str, NDArray[Any
     return replace(bare, blocks=seen, worst=_worst(seen))
 
 
+def exact_outputs(failing: FailingCase) -> dict[str, Float64Array]:
+    """Midpoints of the exact results, as far as they were judged, in the outputs' shapes; NaN elsewhere."""
+    found = {n: np.full(v.shape, np.nan) for n, v in failing.outputs.items()}
+    for judged in failing.blocks:
+        for n, p in judged.truth[0].items():
+            judged.block.whole(n, found[n])[judged.block.rows] = p.value.hi
+    return found
+
+
 def _worst(blocks: Sequence[JudgedBlock]) -> tuple[int, int]:
     """The block with most wrong elements, and the row in it; the largest error among equals."""
     counts = [sum(int(mask.sum()) for mask in judged.wrong.values()) for judged in blocks]
@@ -263,11 +274,15 @@ def predict(
     failing: FailingCase, c: Counterfactual, key: Key, rows: Rows, forms: Sequence[Contract]
 ) -> list[Predictions]:
     """What an honest kernel with this defect gives for a block, one dict of outputs per form."""
-    case, at, taken = (failing.case, key, rows) if c.source is None else c.source(key, rows)
     if c.block is not None:
         block = c.block(key, rows)
-        per_form = _predictions(failing, case, block, forms)
+        per_form = _predictions(failing, failing.case, block, forms)
+    elif c.source is None:
+        block, per_form = _as_judged(failing, key, rows)
+        if forms != failing.subject.forms:
+            per_form = _predictions(failing, failing.case, block, forms)
     else:
+        case, at, taken = c.source(key, rows)
         found = enclose(case, rows={at: taken}, blocks=[at])[0]
         block, per_form = _precise(failing, case, found, forms)
     if c.change is not None:
@@ -276,6 +291,17 @@ def predict(
     if (arrange := c.arrange) is not None:
         per_form = [{n: p.mapped(lambda a: arrange(key, rows, a)) for n, p in ps.items()} for ps in per_form]
     return per_form
+
+
+def _as_judged(failing: FailingCase, key: Key, rows: Rows) -> tuple[Block, list[Predictions]]:
+    """Neighbouring rows of a block that was judged."""
+    judged = next(judged for judged in failing.blocks if judged.block.key == key)
+    if len(rows) == len(judged.block.rows):
+        return judged.block, judged.truth
+    start = int(np.searchsorted(judged.block.rows, rows[0]))
+    part = slice(start, start + len(rows))
+    cut = [{n: p.mapped(lambda a: a[part]) for n, p in predictions.items()} for predictions in judged.truth]
+    return judged.block.between(part.start, part.stop), cut
 
 
 def _precise(
@@ -292,7 +318,7 @@ def _precise(
 
 
 def _predictions(failing: FailingCase, case: Case, block: Block, forms: Sequence[Contract]) -> list[Predictions]:
-    names = list(failing.outputs)
+    names = [name for name in failing.outputs if block.holds(name)]
     bounded = bounds_of(case.op)(case, block, forms, failing.formats)
     per_form: list[Predictions] = []
     for bounds in bounded:
@@ -316,7 +342,7 @@ def _empty_rows(subject: Subject, name: str, empty: Mask, made: Prediction) -> P
         return made
     made = replace(made, may_break=made.may_break & ~empty)
     is_lse = name == "lse" or subject.op == "logsumexp"
-    stated = subject.conventions.get("empty_row_lse" if is_lse else "empty_row")
+    stated = subject.conventions.get("empty_row_lse" if is_lse else "empty_row") if name in ("out", "lse") else None
     match stated:
         case "zero" | "-inf" | "+inf":
             there = replace(made.at(0.0 if stated == "zero" else float(stated)), bound=np.zeros(made.bound.shape))

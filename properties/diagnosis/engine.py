@@ -29,7 +29,6 @@ from properties.diagnosis.match import Match, allowed, match
 from properties.diagnosis.where import where_wrong
 from properties.judge.pipeline import structure
 from properties.ops.diagnoses import TABLES
-from properties.ops.gradients import diagnosis as diagnose_backward
 from properties.subject import Subject
 
 # Above this many (query, key) pairs over all heads, or numbers in the output, only the place is stated.
@@ -41,8 +40,6 @@ CLEARLY = 0.25
 NOTHING = 1e-3
 # Fields of a contract that say how sums run: their roundings depend on an order.
 ORDERED = {"row_sum", "accumulator"}
-# Ops whose outputs have rows of different kinds, compared with whole backward passes.
-GRADIENTS = ("attention_backward", "mla_backward")
 
 
 def table_of(op: str) -> Table:
@@ -56,10 +53,6 @@ def diagnose(subject: Subject, case: Case, *, seconds: float = 4.0, known: Seque
     ``seconds`` of processor time: after them no further counterfactual is tried. known: earlier diagnoses of the same
     target; a defect that one of them names is asked about first, whatever the time, and no other if it holds.
     """
-    if subject.op in GRADIENTS:
-        if not case.arrays or _size(case) > LARGEST_CASE:
-            return ""
-        return diagnose_backward.explain(subject, case, fresh_numbers(case, 0), seconds=seconds)
     if not case.arrays or not table_of(subject.op).hypotheses:
         return ""
     deadline = time.process_time() + seconds
@@ -153,18 +146,21 @@ def _again(failing: FailingCase, known: Sequence[str]) -> str:
 
 def _claim(failing: FailingCase, deadline: float) -> str:
     """What the counterfactual says that fits the case and its probes, the first of several; empty if none does."""
-    found: list[_Found] = []
+    held: list[_Found] = []
+    probes = _Probes(failing)
     for hypothesis in table_of(failing.subject.op).hypotheses:
+        found = []
         for c in hypothesis.imagine(failing):
             if time.process_time() > deadline:
                 break
             fares = match(failing, c)
             if fares.fits.any():
                 found.append(_Found(hypothesis, c, fares))
+        held += [f for f in found if _holds(f, probes)]
+        if any(_settles(f, probes) for f in held):
+            break
     # What fits under the contract's first form comes before what needs a looser one; sorting is stable.
-    found.sort(key=lambda f: int(np.argmax(f.match.fits)))
-    probes = _Probes(failing)
-    held = [f for f in found if _holds(f, probes)]
+    held.sort(key=lambda f: int(np.argmax(f.match.fits)))
     if len(held) > 1:
         held = _preferred(held, probes)
     if not held:
@@ -173,6 +169,14 @@ def _claim(failing: FailingCase, deadline: float) -> str:
     choices = list(dict.fromkeys(f.c.choice for f in held if f.c.says == first.says))
     listed = " or ".join(c for c in (", ".join(choices[:-1]), choices[-1]) if c)
     return replace(first, choice=listed).sentence
+
+
+def _settles(found: _Found, probes: _Probes) -> bool:
+    """Whether nothing that comes later could be preferred."""
+    if found.c.fitted or not found.match.fits[0]:
+        return False
+    matches = (found.on(probe) for probe in probes.wider() if probe.broken())
+    return all(m is not None and m.fits.any() for m in matches)
 
 
 def _nearest(alike: list[_Found]) -> _Found:
@@ -228,7 +232,10 @@ def _holds(found: _Found, probes: _Probes) -> bool:
 
 def _excused(found: _Found, probe: FailingCase, fares: Match) -> bool:
     """The order of the target's sums is not known: elsewhere a narrow sum must allow it, and err as much."""
-    return bool(ORDERED & set(found.c.contract)) and fares.of_one_size() and allowed(probe, found.c)
+    contract = found.c.contract
+    if contract is None or (contract and not (ORDERED & set(contract) and fares.of_one_size())):
+        return False
+    return allowed(probe, found.c, fares)
 
 
 def _convinces_on(found: _Found, probe: FailingCase, alive: NDArray[np.bool_]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.block import Rows
+from oracle.formats import Float64Array
 from properties.diagnosis.counterfactual import (
     Counterfactual,
     FailingCase,
@@ -31,8 +32,9 @@ class Match:
     """fits: per form, all is explained. tells: per form, it differs somewhere by more than both bounds.
 
     judged, same, exact: how many elements there are, how many are the rounded prediction to the bit, and how many the
-    rounded exact result. residual: sum of squares of error / bound. errors: output, observed minus exact, and predicted
-    minus exact.
+    rounded exact result. residual: sum of squares of error / bound. errors: output, observed minus exact, predicted
+    minus exact, the exact result's bound, and what is wrong. odd: whether something is a number, or none, against the
+    prediction.
     """
 
     fits: NDArray[np.bool_]
@@ -41,7 +43,8 @@ class Match:
     same: int = 0
     exact: int = 0
     residual: float = 0.0
-    errors: list[tuple[str, Any, Any]] = field(default_factory=list)
+    odd: bool = False
+    errors: list[tuple[str, Any, Any, Any, Any]] = field(default_factory=list)
 
     def convinces(self) -> NDArray[np.bool_]:
         """Per form, whether it tells, by a difference or by the bits."""
@@ -49,12 +52,31 @@ class Match:
         bits = n >= LEAST_BITS and self.same >= SAME_BITS * n and self.exact <= OTHER_BITS * n
         return self.tells | bits
 
+    def errors_of(self, name: str) -> tuple[Float64Array, ...]:
+        """(observed, predicted error, bound, wrong) of one output, where both errors are numbers."""
+        parts = [row[1:] for row in self.errors if row[0] == name] or [
+            (np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool))
+        ]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        ok = np.isfinite(columns[0]) & np.isfinite(columns[1])
+        return tuple(column[ok] for column in columns)
+
+    def names(self) -> set[str]:
+        return {row[0] for row in self.errors}
+
+    def in_reach(self) -> bool:
+        """Whether nothing is further from the exact result than its bound and twice the largest predicted error."""
+        if self.odd:
+            return False
+        for observed, predicted, bound, _ in map(self.errors_of, self.names()):
+            if (np.abs(observed) > bound + 2 * np.abs(predicted).max(initial=0.0)).any():
+                return False
+        return True
+
     def of_one_size(self) -> bool:
         """Whether observed and predicted errors are alike in size, whatever their order."""
-        for name in {n for n, _, _ in self.errors}:
-            observed, predicted = (np.concatenate([row[i] for row in self.errors if row[0] == name]) for i in (1, 2))
-            ok = np.isfinite(observed) & np.isfinite(predicted)
-            sizes = [float(np.linalg.norm(a[ok])) for a in (observed, predicted)]
+        for name in self.names():
+            sizes = [float(np.linalg.norm(a)) for a in self.errors_of(name)[:2]]
             if sizes[1] > 0 and not 1 / ONE_SIZE <= sizes[0] / sizes[1] <= ONE_SIZE:
                 return False
         return True
@@ -72,21 +94,23 @@ def match(failing: FailingCase, c: Counterfactual, *, quick: bool = True) -> Mat
         first = _blank(failing)
         _add(failing, c, failing.blocks[place], np.array([row]), first)
         if not first.fits.any():
-            if not c.contract or not _alike(failing, first, 1, HINT_CORRELATION, HINT_SLOPES):
+            if c.contract is None or not _alike(failing, c, first, 1, HINT_CORRELATION, HINT_SLOPES):
                 return first
     whole = _blank(failing)
     for judged in failing.blocks:
         _add(failing, c, judged, np.arange(len(judged.block.rows)), whole)
-        if not whole.fits.any() and not c.contract:
+        if not whole.fits.any() and c.contract is None:
             return whole
-    if not whole.fits.any() and c.contract:
-        if _alike(failing, whole, LEAST_ERRORS, LEAST_CORRELATION, SLOPES) and allowed(failing, c):
+    if not whole.fits.any() and c.contract is not None:
+        if _alike(failing, c, whole, LEAST_ERRORS, LEAST_CORRELATION, SLOPES) and allowed(failing, c, whole):
             whole.fits[:] = whole.tells[:] = True
     return whole
 
 
-def allowed(failing: FailingCase, c: Counterfactual) -> bool:
-    """Whether a contract that allows the defect would be kept."""
+def allowed(failing: FailingCase, c: Counterfactual, fares: Match) -> bool:
+    """Whether a contract that allows the defect would be kept; where none can say so, whether errors are in reach."""
+    if not c.contract:
+        return fares.in_reach()
     forms = tuple(dict.fromkeys(replace(form, **c.contract) for form in failing.subject.forms))
     kept = np.ones(len(forms), dtype=bool)
     for judged in failing.blocks:
@@ -123,23 +147,40 @@ def _weigh(failing: FailingCase, judged: JudgedBlock, which: Rows, predictions: 
         p, y, t = predictions[name], values[which], judged.truth[0][name]
         hi, lo = t.value.hi[which], t.value.lo[which]
         with np.errstate(all="ignore"):
-            use = ~(p.free | p.breaks | p.lost | t.free[which]) & np.isfinite(y)
+            spoken = ~(p.free | p.lost | t.free[which])
+            use = spoken & ~p.breaks & np.isfinite(y)
+            found.odd |= bool((spoken & ~p.may_break & (np.isfinite(y) == p.breaks)).any())
             fmt = failing.formats[name]
             found.residual += float((p.ratio(y)[use] ** 2).sum())
             found.judged += int(use.sum())
             found.same += int((use & (fmt.round(p.value.hi) == y)).sum())
             found.exact += int((use & (fmt.round(hi) == y)).sum())
-            found.errors.append((name, ((y - hi) - lo)[use], ((p.value.hi - hi) - lo)[use]))
+            found.errors.append(
+                (
+                    name,
+                    ((y - hi) - lo)[use],
+                    ((p.value.hi - hi) - lo)[use],
+                    t.bound[which][use],
+                    judged.wrong[name][which][use],
+                )
+            )
 
 
-def _alike(failing: FailingCase, found: Match, least: int, correlation: float, slopes: tuple[float, float]) -> bool:
-    """Whether the errors of every wrong output follow those of the simulated one."""
+def _alike(
+    failing: FailingCase,
+    c: Counterfactual,
+    found: Match,
+    least: int,
+    correlation: float,
+    slopes: tuple[float, float],
+) -> bool:
+    """Whether the errors of every wrong output follow those of the simulated one; where no contract says how large
+    others may be, those that are beyond the bound."""
     wrong = {n for judged in failing.blocks for n, mask in judged.wrong.items() if mask.any()}
     for name in wrong:
-        parts = [(a, b) for n, a, b in found.errors if n == name]
-        observed, simulated = (np.concatenate([p[i] for p in parts] or [np.zeros(0)]) for i in (0, 1))
-        ok = np.isfinite(observed) & np.isfinite(simulated)
-        observed, simulated = observed[ok], simulated[ok]
+        observed, simulated, _, beyond = found.errors_of(name)
+        if not c.contract:
+            observed, simulated = observed[beyond], simulated[beyond]
         if (simulated != 0).sum() < least or not observed.any():
             return False
         both = float(observed @ simulated)

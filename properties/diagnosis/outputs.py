@@ -35,11 +35,12 @@ WEIGHTY = 8.0
 
 def only_out(says: str, factor: Callable[[FailingCase, Block], Any]) -> Counterfactual:
     """The output, not the LSE, times a factor that may depend on the block ([r, c] or broadcast)."""
+    return changed(says, lambda s, block, p: times(s.main, factor(s, block))(s, block, p))
 
-    def change(failing: FailingCase, block: Block, p: Predictions) -> Predictions:
-        return {**p, failing.main: p[failing.main].scaled(factor(failing, block))}
 
-    return changed(says, change)
+def times(name: str, factor: Any) -> Change:
+    """One output times ``factor``, in the blocks that hold it."""
+    return lambda s, block, p: {**p, name: p[name].scaled(factor)} if name in p else p
 
 
 def zeros(failing: FailingCase) -> Iterator[Counterfactual]:
@@ -163,9 +164,6 @@ def log_sum_exps(failing: FailingCase) -> Iterator[Counterfactual]:
     base_two = failing.subject.conventions.get("lse_base") == "2"
     unit, wrong_base = (1.0 / LOG2_E, "in base e") if base_two else (LOG2_E, "in base 2")
 
-    def factor(by: float) -> Change:
-        return lambda s, b, p: {**p, name: p[name].scaled(by)}
-
     def formed(make: Callable[[Float64Array, Float64Array], Any]) -> Change:
         def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
             m, total = block.part("shift").hi, block.part("total").hi
@@ -174,8 +172,8 @@ def log_sum_exps(failing: FailingCase) -> Iterator[Counterfactual]:
 
         return change
 
-    yield changed(f"the LSE were {wrong_base}", factor(unit))
-    yield changed("the LSE were negated", factor(-1.0))
+    yield changed(f"the LSE were {wrong_base}", times(name, unit))
+    yield changed("the LSE were negated", times(name, -1.0))
     yield changed("the LSE left the maximum out", formed(lambda m, log: log))
     yield changed("the LSE were the maximum alone", formed(lambda m, log: m))
     yield changed("the LSE were the sum, without its logarithm", formed(lambda m, log: np.exp(m + log)))

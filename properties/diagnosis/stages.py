@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from oracle.arithmetic.rounded import RoundedArithmetic
@@ -27,8 +26,6 @@ from properties.diagnosis.heads import TILES, Head, Heads, of_head
 USUAL_LAG = 8 * float(np.log(2.0))
 # exp overflows float32 above the first number and gives zero below the third; between the others nothing is certain.
 OVERFLOWS, SAFE, UNDERFLOWS, FADES = 89.0, 87.0, -104.0, -80.0
-E4M3 = Format("e4m3", 4, -6, 8, ml_dtypes.float8_e4m3fn)
-E5M2 = Format("e5m2", 3, -14, 15, ml_dtypes.float8_e5m2)
 NARROW = (FORMATS["fp16"], FORMATS["bf16"])
 # A fitted scale must explain at least this many numbers.
 LEAST_FITTED = 6
@@ -175,9 +172,9 @@ def rounded_stages(failing: FailingCase) -> Iterator[Counterfactual]:
         for tile in TILES:
             says = f"the accumulator passed through {fmt.name} after each tile of {{}} keys"
             yield changed(says, _online(tile, accumulator=fmt), contract={"accumulator": fmt.name}, choice=str(tile))
-    for fmt in (*NARROW, E4M3, E5M2):
+    for fmt in (*NARROW, FORMATS["e4m3"], FORMATS["e5m2"]):
         if fmt.precision < own.precision:
-            allowed = {"weights": fmt.name} if fmt.name in FORMATS else {}
+            allowed = {"weights": fmt.name}
             yield changed(f"P were cast to {fmt.name}", _stage("weights", fmt), contract=allowed)
             for tile in TILES:
                 says = f"P were cast to {fmt.name}, relative to the maximum so far, in tiles of {{}} keys"

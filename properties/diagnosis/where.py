@@ -21,6 +21,8 @@ LEAST_ANGLE = 1000.0
 
 def where_wrong(failing: FailingCase) -> str:
     """Such as "wrong only in head 1, rows >= 32", else how much of the output is wrong."""
+    if any(judged.block.outputs is not None for judged in failing.blocks):
+        return _by_output(failing)
     parts = []
     names = [n for n in failing.blocks[0].wrong if any(judged.wrong[n].any() for judged in failing.blocks)]
     if len(failing.blocks[0].wrong) > 1 and len(names) == 1:
@@ -31,6 +33,22 @@ def where_wrong(failing: FailingCase) -> str:
     text = f"wrong only in {', '.join(parts)}" if parts else _share(failing, names)
     special = _not_finite(failing, names)
     return "; ".join(t for t in (text, special) if t)
+
+
+def _by_output(failing: FailingCase) -> str:
+    """Of outputs whose rows are of different kinds: which are wrong, and in which rows where that is not all."""
+    said, right = [], []
+    for name in failing.outputs:
+        held = [(b.block.rows, b.wrong[name].any(axis=1)) for b in failing.blocks if name in b.wrong]
+        rows = np.unique(np.concatenate([rows for rows, _ in held]))
+        wrong = np.unique(np.concatenate([rows[bad] for rows, bad in held])).tolist()
+        if not wrong:
+            right.append(name)
+        elif len(wrong) == len(rows):
+            said.append(f"{name} (all rows)")
+        else:
+            said.append(f"{name} ({f'rows {wrong[0]} to {wrong[-1]}' if len(wrong) > 1 else f'row {wrong[0]}'})")
+    return f"wrong in {', '.join(said)}" + (f"; right in {', '.join(right)}" if right else "")
 
 
 def _share(failing: FailingCase, names: list[str]) -> str:

@@ -14,10 +14,10 @@ from torch import Tensor
 from oracle.case import Case
 from oracle.formats import FORMATS
 from oracle.ops.table import op_named
-from properties.diagnosis.engine import diagnose
+from properties.diagnosis.counterfactual import failing_case, predict
+from properties.diagnosis.engine import diagnose, table_of
 from properties.judge.verdict import Verdict
 from properties.ops.gradients.backward_pass import Outputs, Pass, computed
-from properties.ops.gradients.defects import hypotheses, stages
 from properties.ops.table import properties_for
 from properties.search import judge
 from properties.subject import PROFILES, Subject, subject_for
@@ -154,11 +154,16 @@ def test_no_defect_stumbles_over_odd_shapes(op: str) -> None:
     tried = 0
     for case in (case_of(op), case_of(op, is_causal=True, causal_alignment="bottom_right"), *more_cases(op)):
         said = []
-        for says, made in (*hypotheses(honest, case), *stages(case)):
-            shapes = op_named(op).output_shapes(case)
-            assert {n: a.shape for n, a in made(case).items()} == shapes
-            said.append(says)
-            tried += 1
+        outputs = {n: a.astype(np.float32) for n, a in computed(case, Pass()).items()}
+        failing = failing_case(honest, case, outputs)
+        for row in table_of(op).hypotheses:
+            for c in row.imagine(failing):
+                for b in failing.blocks:
+                    predicted = predict(failing, c, b.block.key, b.block.rows, honest.forms)[0]
+                    shapes = {n: p.value.hi.shape for n, p in predicted.items()}
+                    assert shapes == {n: values.shape for n, values in b.values.items()}
+                said.append(c.sentence)
+                tried += 1
         assert len(set(said)) == len(said)
     assert tried > 50
 

@@ -639,8 +639,8 @@ def test_the_message_of_a_failure_shows_how_it_looks() -> None:
     row = next(p for p in properties_for("attention") if p.id == "P13")
     record = next(failures(subject, (row,)))
     lines = failure_message(record).splitlines()
-    assert "  blocks    as if KV heads were tiled (h mod Hkv) instead of repeated" in lines
-    assert not any(line.startswith("  blocks") for line in failure_message(replace(record, diagnosis="")).splitlines())
+    assert "  looks    as if KV heads were tiled (h mod Hkv) instead of repeated" in lines
+    assert not any(line.startswith("  looks") for line in failure_message(replace(record, diagnosis="")).splitlines())
 
 
 def test_edges_beyond_the_budget_are_not_diagnosed() -> None:

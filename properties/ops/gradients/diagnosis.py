@@ -1,167 +1,284 @@
-"""What wrong gradients look like: which single defect of a backward pass explains every element of them.
+"""Counterfactuals of the gradients of attention and of multi-head latent attention: one step of the pass changed.
 
-Each hypothesis is the whole backward pass in float64 with one step changed. One is claimed if it fits every output of
-the failing case and of a case of fresh numbers, within the contract's own bound and the rounding of what the defect
-adds. Where none fits, the outputs and rows that are wrong are named.
+A prediction is the whole backward pass in float64 with that step changed (`properties.ops.gradients.backward_pass`),
+with the room of the exact gradient and of the rounding of what the defect adds to it.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.table import bounds_of
+from oracle.block import Block
 from oracle.case import Case
-from oracle.evaluate import enclose
-from oracle.formats import format_of
+from oracle.formats import FORMATS, format_of
+from oracle.ops.attention import case as attention_case
+from oracle.ops.attention import gradient_case as gradients
+from oracle.ops.mla import case as mla_case
 from oracle.ops.table import op_named
-from properties.diagnosis.match import LEAST_CORRELATION, LEAST_ERRORS, SLOPES
+from properties.diagnosis.counterfactual import (
+    Counterfactual,
+    FailingCase,
+    Hypothesis,
+    Predictions,
+    Table,
+    changed,
+    exact_outputs,
+)
+from properties.diagnosis.heads import TILES, last_missing
+from properties.diagnosis.outputs import times
+from properties.ops.attention import diagnosis as diagnose_attention
+from properties.ops.attention import diagnosis_options as diagnose_options
+from properties.ops.attention.diagnosis_masks import additive_factors, causal_rules, other_masks
 from properties.ops.gradients.backward_pass import Outputs, Pass, computed
-from properties.ops.gradients.defects import hypotheses, stages
-from properties.subject import Subject
+from properties.ops.mla import diagnosis as diagnose_mla
 
-# Of what a defect adds to a gradient, in unit roundoffs of the output: its own stages round too.
+# Of what a defect adds to a gradient, in unit roundoffs of the input: its own stages round too.
 ROUNDINGS = 16
 
 
-def explain(subject: Subject, case: Case, fresh: Case, *, seconds: float = 4.0) -> str:
-    """One line: "as if ...", else where the gradients are wrong; empty if they are within their bounds.
+def of_pass(says: str, made: Callable[[Case], Outputs], *, roundings: int = ROUNDINGS, **more: Any) -> Counterfactual:
+    """The target computed other gradients, ``made`` of the case."""
+    held: list[Any] = []
 
-    fresh: other numbers in the same shapes and options.
-    """
-    deadline = time.process_time() + seconds
-    scene = _scene(subject, case)
-    if scene is None or not any(mask.any() for mask in scene.wrong.values()):
-        return ""
-    if _unsteady(scene, _observed(subject, case)):
-        return "another result in a second call"
-    other = _scene(subject, fresh)
-    for says, made in hypotheses(subject, case):
-        if time.process_time() > deadline:
-            break
-        if _fits(scene, made(case), tells=True) and (other is None or _fits(other, made(fresh), tells=False)):
-            return f"as if {says}"
-    for says, made in stages(case):
-        if time.process_time() > deadline:
-            break
-        if _alike(scene, made(case)) and (other is None or _near(other, made(fresh))):
-            return f"as if {says}"
-    return _where(scene.wrong)
+    def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
+        if not held or held[0] is not s:
+            held[:] = [s, made(s.case), exact_outputs(s)]
+        unit = format_of(next(iter(s.case.arrays.values()))).unit_roundoff
+        found = {}
+        for name, q in p.items():
+            there, added = held[1][name], np.abs(held[1][name] - held[2][name])
+            added = np.where(np.isfinite(added), added, 0.0)
+            room = roundings * unit * (added + added.max(initial=0.0) / 4)
+            value = block.take(name, there)
+            lost = ~np.isfinite(value)
+            moved = q.at(np.where(lost, 0.0, value)).marked("breaks", lost)
+            found[name] = replace(moved, bound=q.bound + block.take(name, room))
+        return found
+
+    return changed(says, change, **more)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scene:
-    """A case, what was observed of it, the exact gradients in float64, and per output the wrong elements and bounds."""
-
-    case: Case
-    seen: Outputs
-    exact: Outputs
-    wrong: Mapping[str, NDArray[np.bool_]]
-    rooms: Outputs
+def by(says: str, **changes: Any) -> Counterfactual:
+    """The pass with some steps changed."""
+    return of_pass(says, lambda case: computed(case, Pass(**changes)))
 
 
-def _scene(subject: Subject, case: Case) -> _Scene | None:
-    seen = _observed(subject, case)
-    return None if seen is None else _Scene(case, seen, computed(case, Pass()), *_wrong(subject, case, seen))
+def seeing(says: str, how: Pass | None = None, **options: Any) -> Counterfactual:
+    """The pass under other options; None takes one away."""
+    gone = [name for name, value in options.items() if value is None]
+    held = {name: value for name, value in options.items() if value is not None}
+
+    def made(case: Case) -> Outputs:
+        return computed(case, how or Pass(), forward=case.without_options(*gone).with_options(**held))
+
+    return of_pass(says, made)
 
 
-def _observed(subject: Subject, case: Case) -> Outputs | None:
-    observed = subject.call(case)
-    if observed.fault is not None:
-        return None
-    shapes = op_named(case.op).output_shapes(case)
-    given = {n: v for n, v in observed.outputs.items() if v.shape == shapes.get(n)}
-    return {n: v.astype(np.float64) for n, v in given.items()} or None
+def _of_cases(found: Iterable[Counterfactual]) -> Iterator[Counterfactual]:
+    """Counterfactuals that are the case with other options."""
+    for c in found:
+        if c.source is not None:
+            options = c.source((0, 0), np.arange(1))[0].options
+            yield of_pass(c.sentence, partial(_under, options=options))
 
 
-def _wrong(subject: Subject, case: Case, seen: Outputs) -> tuple[dict[str, NDArray[np.bool_]], Outputs]:
-    """Per output: which elements break every form of the contract, and the widest bound."""
-    rooms = {n: np.zeros(v.shape) for n, v in seen.items()}
-    masks = {n: np.zeros(v.shape, dtype=bool) for n, v in seen.items()}
-    for block in enclose(case):
-        held = [n for n in seen if block.holds(n)]
-        if not held:
-            continue
-        bounded = bounds_of(case.op)(case, block, subject.forms, dict.fromkeys(held, subject.fmt))
-        for name in held:
-            exact, y = block.part(name), block.take(name, seen[name])
-            room = np.max([b[name].bound for b in bounded], axis=0)
-            with np.errstate(all="ignore"):
-                bad = ~(exact.distance(y) - exact.rad <= room) & ~(block.empty | block.undefined)[:, None]
-            for array, values in ((rooms[name], room), (masks[name], bad)):
-                whole = block.whole(name, array)
-                whole[block.rows] = np.broadcast_to(values, whole[block.rows].shape)
-    return masks, rooms
+def _under(case: Case, options: Any) -> Outputs:
+    return computed(case, Pass(), forward=replace(case, options=options))
 
 
-def _unsteady(scene: _Scene, again: Outputs | None) -> bool:
-    """Whether a second call gives what no two honest results can differ by."""
-    if again is None:
-        return True
-    with np.errstate(all="ignore"):
-        apart = {n: np.abs(again[n] - seen) > 2 * scene.rooms[n] for n, seen in scene.seen.items()}
-    return any(bool(mask.any()) for mask in apart.values())
+def row_sums(failing: FailingCase) -> Iterator[Counterfactual]:
+    yield by("the row sums D were left out of dS", delta=False)
 
 
-def _fits(scene: _Scene, predicted: Outputs, *, tells: bool) -> bool:
-    """Whether the prediction explains every output that was seen; ``tells``: and differs, where one is wrong, from the
-    exact gradient by more than both may err."""
-    unit, told = format_of(next(iter(scene.case.arrays.values()))).unit_roundoff, not tells
-    for name, seen in scene.seen.items():
-        there = predicted.get(name)
-        if there is None:
-            return False
-        finite = np.isfinite(there)
-        moved = np.where(finite, np.abs(there - scene.exact[name]), 0.0)
-        slack = scene.rooms[name] + ROUNDINGS * unit * (moved + moved.max(initial=0.0) / 4)
-        with np.errstate(all="ignore"):
-            if not np.all(np.where(finite, np.abs(seen - there) <= slack, ~np.isfinite(seen))):
-                return False
-            told |= bool((scene.wrong[name] & ((moved > scene.rooms[name] + slack) | ~finite)).any())
-    return told
+# --- what is shared ---
 
 
-def _alike(scene: _Scene, predicted: Outputs) -> bool:
-    """Whether errors beyond the bound follow those of a simulated stage, and none is larger elsewhere."""
-    for name, mask in scene.wrong.items():
-        observed, simulated = scene.seen[name] - scene.exact[name], predicted[name] - scene.exact[name]
-        ok = mask & np.isfinite(observed) & np.isfinite(simulated)
-        if (np.isfinite(scene.seen[name]) != np.isfinite(predicted[name])).any():
-            return False
-        if not mask.any():
-            continue
-        a, b = observed[ok], simulated[ok]
-        both, size = float(a @ b), float(b @ b)
-        if np.count_nonzero(b) < LEAST_ERRORS or both < LEAST_CORRELATION * float(np.linalg.norm(a)) * size**0.5:
-            return False
-        if not SLOPES[0] <= both / size <= SLOPES[1]:
-            return False
-    return _near(scene, predicted)
+def groups(failing: FailingCase) -> Iterator[Counterfactual]:
+    if gradients.group(failing.case) > 1:
+        for says, pick in (("first", 0), ("last", -1)):
+            what = f"dk and dv held the share of the {says} query head of each group only"
+            yield of_pass(what, partial(_one_of_group, pick=pick))
 
 
-def _near(scene: _Scene, predicted: Outputs) -> bool:
-    """Whether nothing is further from the exact gradient than the largest simulated error and the bound."""
-    with np.errstate(all="ignore"):
-        moved = {n: np.abs(predicted[n] - exact) for n, exact in scene.exact.items() if n in scene.seen}
-        reach = {n: np.max(m, initial=0.0, where=np.isfinite(m)) for n, m in moved.items()}
-        far = {n: np.abs(v - scene.exact[n]) > scene.rooms[n] + 2 * reach[n] for n, v in scene.seen.items()}
-    return not any(bool(mask.any()) for mask in far.values())
+def _one_of_group(case: Case, pick: int) -> Outputs:
+    size = gradients.group(case)
+    heads = np.arange(case.arrays["q"].shape[1]).reshape(-1, size)[:, pick]
+    arrays = {n: case.arrays[n][:, heads] if n in ("q", "do") else case.arrays[n] for n in case.arrays}
+    options = dict(case.options)
+    for name in ("alibi_slopes", "sinks"):
+        if options.get(name) is not None:
+            options[name] = options[name][..., heads]
+    mask = options.get("attn_mask")
+    if mask is not None and mask.ndim >= 3 and mask.shape[-3] > 1:
+        options["attn_mask"] = mask[..., heads, :, :]
+    one = computed(replace(case, arrays=arrays, options=options), Pass())
+    return computed(case, Pass()) | {n: one[n] for n in ("dk", "dv")}
 
 
-def _where(wrong: Mapping[str, NDArray[np.bool_]]) -> str:
-    """Which outputs are wrong, and in which rows where that is not all of them."""
-    said = []
-    for name, mask in wrong.items():
-        if not mask.any():
-            continue
-        rows = mask.any(axis=-1) if mask.ndim > 1 else mask
-        rows = rows.reshape(-1, rows.shape[-1]).any(axis=0)
-        places = np.flatnonzero(rows)
-        share = "all rows" if rows.all() else f"rows {places[0]} to {places[-1]}"
-        said.append(f"{name} ({share if len(places) > 1 or rows.all() else f'row {places[0]}'})")
-    right = [name for name, mask in wrong.items() if not mask.any()]
-    return f"wrong in {', '.join(said)}" + (f"; right in {', '.join(right)}" if right else "")
+def latent_shares(failing: FailingCase) -> Iterator[Counterfactual]:
+    """mla_backward: what latents and the shared key get of the heads, and of the values."""
+    if failing.case.arrays["q_nope"].shape[1] > 1:
+        yield by("what all heads share had the gradient of the first head only", head=0)
+        yield by("what all heads share had the gradient of the last head only", head=-1)
+        yield by("dw_uk met the queries of the heads in reverse order", crossed=True)
+    yield by("the latents had no gradient through the values", values=False)
+
+
+# --- who sees whom ---
+
+
+def causal(failing: FailingCase) -> Iterator[Counterfactual]:
+    for says, visible, choice in causal_rules(failing.case):
+        how = Pass(seen=lambda rows, keys, visible=visible: visible)  # type: ignore[misc]
+        yield seeing(says.format(choice), how, is_causal=None)
+
+
+def options(failing: FailingCase) -> Iterator[Counterfactual]:
+    given = set(failing.case.options)
+    yield from _of_cases(diagnose_options.options(failing))
+    if "softcap" in given:
+        yield by("the gradient passed the soft cap unchanged", slope=False)
+    if {"is_causal", "attn_mask", "window_size"} & given:
+        says = "P were recomputed without the masks"
+        yield by(says, masked=False)
+        yield by(f"{says}, hidden keys with the largest score of their row", masked=False, topped=True)
+
+
+def masks(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
+    mask = case.options.get("attn_mask")
+    if mask is None:
+        return
+    yield seeing("attn_mask were ignored", attn_mask=None)
+    shape = (*case.arrays["q"].shape[:3], case.arrays["k"].shape[2])
+    for says, other in other_masks(mask, shape):
+        yield seeing(says, attn_mask=np.ascontiguousarray(np.broadcast_to(other, shape)))
+    if mask.dtype != np.bool_:
+        wide = mask.astype(np.float64)
+        for says, factor in additive_factors(attention_case.scale_float(case)):
+            scaled = np.where(np.isfinite(wide), factor * np.where(np.isfinite(wide), wide, 0.0), wide)
+            yield seeing(says, attn_mask=scaled)
+
+
+def missing(failing: FailingCase) -> Iterator[Counterfactual]:
+    """Keys or queries that are not dealt with."""
+    arrays, latent = failing.case.arrays, failing.case.op == "mla_backward"
+    rows, keys = arrays["q_nope" if latent else "q"].shape[2], arrays["c_kv" if latent else "k"].shape[-2]
+    for what, count in last_missing(keys, "key", "keys"):
+        if count < keys:
+            yield by(f"{what} missing", keys=partial(_below, count=count))
+    if keys > 1:
+        yield by("the first key was missing", keys=lambda n: np.arange(n) > 0)
+    for t in TILES:
+        if keys >= t:
+            yield by(f"the last key of every full tile of {t} were missing", keys=partial(_inside, tile=t))
+    shared = "neither what the keys nor what the values are made of" if latent else "neither dk nor dv"
+    for what, count in last_missing(rows, "query", "queries"):
+        if count < rows or rows == 1:
+            reached = f"the last {'query' if count == 1 else f'{count} queries'} reached {shared}"
+            yield by(reached, queries=partial(_below, count=count))
+            yield by(f"{what} missing", queries=partial(_below, count=count), rows=True)
+
+
+def _below(n: int, count: int) -> NDArray[np.bool_]:
+    return np.arange(n) < n - count
+
+
+def _inside(n: int, tile: int) -> NDArray[np.bool_]:
+    return np.asarray(np.arange(n) % tile != tile - 1)
+
+
+# --- numbers ---
+
+
+def scales(failing: FailingCase) -> Iterator[Counterfactual]:
+    case, latent = failing.case, failing.case.op == "mla_backward"
+    dq, dk = ("dq_nope and dq_pe", "what keys are made of") if latent else ("dq", "dk")
+    yield by(f"{dq} were not multiplied by the scale", scale_q=0)
+    yield by(f"{dk} were not multiplied by the scale", scale_k=0)
+    yield by(f"{dq} and {dk} were not multiplied by the scale", scale_q=0, scale_k=0)
+    yield by(f"{dq} were multiplied by the scale twice", scale_q=2)
+    yield by(f"{dk} were multiplied by the scale twice", scale_k=2)
+    given = case.options.get("scale")
+    if latent:
+        (_, d_h, d_c), d_r, d_v = case.arrays["w_uk"].shape, case.arrays["q_pe"].shape[3], case.arrays["w_uv"].shape[1]
+        choices = diagnose_mla.scale_choices(mla_case.scale_float(case), given, d_h, d_r, d_c, d_v)
+    else:
+        (_, heads, _, d), d_v = case.arrays["q"].shape, case.arrays["v"].shape[3]
+        choices = diagnose_attention.scale_choices(attention_case.scale_float(case), given, d, d_v, heads)
+    for says, value in choices:
+        yield seeing(says, scale=value)
+
+
+def cotangents(failing: FailingCase) -> Iterator[Counterfactual]:
+    yield by("dO were all ones", ones=True)
+
+
+def whole_outputs(failing: FailingCase) -> Iterator[Counterfactual]:
+    case = failing.case
+    alpha = (mla_case if case.op == "mla_backward" else attention_case).scale_float(case)
+    for name in op_named(case.op).output_shapes(case):
+        yield changed(f"{name} were zero", times(name, 0.0))
+        yield changed(f"{name} had the wrong sign", times(name, -1.0))
+        if name in ("dw_uk", "dw_uv"):
+            yield of_pass(f"{name} were that of the heads in reverse order", partial(_reversed, name=name))
+        if name in ("dbias", "dsinks", "dv", "dw_uv"):
+            yield changed(f"{name} were multiplied by the scale", times(name, alpha))
+
+
+def _reversed(case: Case, name: str) -> Outputs:
+    exact = computed(case, Pass())
+    return exact | {name: exact[name][::-1]}
+
+
+def stages(failing: FailingCase) -> Iterator[Counterfactual]:
+    """What passes through a narrower format than the inputs'; roundings need not agree one by one."""
+    own = format_of(next(iter(failing.case.arrays.values())))
+    dv = "dW_UV" if failing.case.op == "mla_backward" else "dv"
+    for name in ("fp16", "bf16", "e4m3", "e5m2"):
+        fmt = FORMATS[name]
+        # A format may be too narrow by its range alone.
+        if fmt.precision < own.precision or fmt.emax < own.emax:
+            for says, how in (
+                (f"dS were stored in {name}", Pass(ds=fmt)),
+                (f"P were cast to {name} for {dv}", Pass(weights=fmt)),
+            ):
+                yield of_pass(says, partial(computed, how=how), roundings=0, contract={})
+
+
+_NUMBERS = (
+    Hypothesis("missing", missing),
+    Hypothesis("scale", scales),
+    Hypothesis("cotangent", cotangents),
+    Hypothesis("whole outputs", whole_outputs),
+    Hypothesis("stages", stages),
+)
+
+
+def _latent_causal(failing: FailingCase) -> Iterator[Counterfactual]:
+    return _of_cases(diagnose_mla.causal(failing))
+
+
+_SUMS = Hypothesis("row sums", row_sums)
+
+TABLES = {
+    "attention_backward": Table(
+        (
+            _SUMS,
+            Hypothesis("groups", groups),
+            Hypothesis("causal", causal),
+            Hypothesis("options", options),
+            Hypothesis("masks", masks),
+            *_NUMBERS,
+        )
+    ),
+    "mla_backward": Table(
+        (_SUMS, Hypothesis("shares", latent_shares), Hypothesis("causal", _latent_causal), *_NUMBERS)
+    ),
+}
