@@ -209,6 +209,18 @@ def test_the_largest_growth_and_the_largest_gain_come_first(tmp_path: Path) -> N
     assert [p.record.case for p in found.shrunk] == ["5", "3", "4"]
 
 
+def test_what_was_lost_comes_before_what_never_held_and_the_larger_error_first(tmp_path: Path) -> None:
+    gone = [replace(EDGE, case=str(i), features={"edge": i}, verdict=v) for i, v in enumerate(("FAIL", "PASS"))]
+    fresh = [replace(EDGE, case=str(7 + i), features={"edge": 7 + i}, verdict="FAIL", ratio=2.0 + i) for i in range(3)]
+    found = compared(tmp_path, [OTHER, *gone], [OTHER, *fresh[::-1]])
+    assert [p.record.verdict for p in found.gone] == ["PASS", "FAIL"]
+    assert [p.record.ratio for p in found.failures] == [4.0, 3.0, 2.0]
+    # What broke from PASS is worse than what broke as an explained failure.
+    old = [replace(EDGE, case=str(i), features={"edge": i}, verdict=v) for i, v in enumerate(("WAIVED", "PASS"))]
+    found = compared(tmp_path / "more", old, [replace(r, verdict="FAIL") for r in old])
+    assert [p.record.case for p in found.failures] == ["1", "0"]
+
+
 def test_small_differences_are_counted_and_shown_only_where_they_count(tmp_path: Path) -> None:
     found = compared(tmp_path, [EDGE], [replace(EDGE, ratio=0.2500001)])
     assert "PASS 0.25 -> PASS 0.2500001" not in changes(found)

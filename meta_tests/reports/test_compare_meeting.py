@@ -50,6 +50,12 @@ def test_a_search_whose_worst_case_moved_is_one_question() -> None:
     assert len(pair([EDGE, single], [EDGE, replace(moved, examples=1)])) == 1 + 1
 
 
+def test_searches_of_one_property_meet_by_title() -> None:
+    one, other = replace(PASSED, title="one", detail="one"), replace(PASSED, title="other", detail="other")
+    moved = [replace(r, case=f"moved {i}", description="", features={"i": i}) for i, r in enumerate((other, one))]
+    assert met([one, other], moved) == [("one", "one"), ("other", "other")]
+
+
 def test_a_fixed_input_that_was_replaced_does_not_pass_for_the_old_one() -> None:
     assert len(pair([EDGE], [OTHER])) == 2
     assert len(pair([EDGE], [replace(PASSED, case="drawn", features={"sk": 3}, description="drawn")])) == 2

@@ -14,6 +14,7 @@ import pytest
 from meta_tests.kernels.command import attn_oracle
 from meta_tests.reports.synthetic import ENVIRONMENT, PASSED, append, write
 from meta_tests.reports.two_runs import compared, run
+from properties.options import OPTIONS, Option
 from reports.run.asked import asked
 from reports.run.compare import compare
 from reports.run.load import UnlikeRuns
@@ -37,7 +38,9 @@ from reports.run.load import UnlikeRuns
         ({"argv": ["verify", "kernel.py:attend", "--conv", "lse_base=2"]}, "unlike in convention"),
         ({"argv": ["verify", "kernel.py:attend", "--case", "x.json"]}, "unlike in case"),
         ({"argv": ["verify", "kernel.py:attend", "--timeout", "5"]}, "unlike in timeout"),
-        ({"argv": None}, "does not note the words of its command"),
+        ({"argv": None}, "new does not note the words of its command"),
+        ({"argv": ["verify", "--frobnicate"]}, "new notes a command that this version cannot read: unrecognized"),
+        ({"argv": ["verify", "--timeout", "soon"]}, "cannot read: argument --timeout: invalid float value"),
     ],
 )
 def test_unlike_runs_are_refused_by_the_input_in_which_they_differ(
@@ -56,6 +59,7 @@ def test_unlike_runs_are_refused_by_the_input_in_which_they_differ(
         ["--target", "kernel.py:attend"],
         ["/another/place/kernel.py:attend", "--out=b", "--workers", "4"],
         ["kernel.py:attend", "--seed", "7", "--profile", "default", "--device", "cpu", "--json", "all.json"],
+        ["--no-store", "kernel.py:attend", "--store", "elsewhere", "--timeout", "60"],
     ],
 )
 def test_where_and_how_fast_a_run_was_made_does_not_matter(words: list[str], tmp_path: Path) -> None:
@@ -64,6 +68,14 @@ def test_where_and_how_fast_a_run_was_made_does_not_matter(words: list[str], tmp
     new = run(tmp_path / "new", [PASSED], argv=["verify", *words], **more)
     assert compare(old, new).worse == 0
     assert compare(old, new).commits == ("0123456789ab", "ffffffffffff with local changes")
+
+
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row.flag)
+def test_an_option_decides_what_is_examined_unless_it_says_where_or_how_fast(row: Option) -> None:
+    noted = {"--seed", "--profile", "--device"}
+    value = [] if row.switch else [row.choices[0] if row.choices else "3"]
+    differs = asked({"argv": ["verify", row.flag, *value]}) != asked({"argv": ["verify"]})
+    assert differs == (row.flag not in {"--out", "--json", "--workers", "--store", "--no-store", *noted})
 
 
 def test_the_order_of_options_does_not_matter() -> None:

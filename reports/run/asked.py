@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from properties.options import OPTIONS, add_to
 from properties.record import DamagedRecords
 from reports.run.load import Run, UnlikeRuns, load
 
-# Options of `verify` that say where and how fast, or that a run notes in their parsed form.
+# Options that say where and how fast; a new option decides what is examined unless it is named here.
+_OPEN = ("--out", "--store", "--no-store", "--json", "--workers")
+# What a run notes as it was understood, beside the words of its command.
 _NOTED = ("seed", "profile", "device")
-_OPEN = ("out", "workers", "json")
-_OPTIONS = ("target", "op", "dtype", "contract", "convention", "property", "case", "timeout", *_NOTED, *_OPEN)
 # Options that choose among questions; the others change the questions.
 CHOICES = ("target", "op", "dtype", "property")
 # Versions that are compared, not held fixed.
@@ -44,31 +45,35 @@ def whole_run(folder: Path) -> Run:
     return run
 
 
-def asked(environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a run was asked: the options that decide what is examined and how, each with its sorted values.
+class _Words(argparse.ArgumentParser):
+    """Reads the words of a command that was run; raises DamagedRecords where it cannot be one."""
+
+    def error(self, message: str) -> NoReturn:
+        raise DamagedRecords(f"{self.prog} notes a command that this version cannot read: {message}")
+
+
+def asked(environment: Mapping[str, Any], *, where: str = "a run") -> Mapping[str, Any]:
+    """What the run ``where`` was asked: the options that decide what is examined and how, lists of them sorted.
 
     Files are named without their folders: two versions of a kernel lie in two places. DamagedRecords if the words of
-    the command were not noted.
+    the command were not noted or are not those of a command.
     """
     words = environment.get("argv")
     if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-        raise DamagedRecords("a run does not note the words of its command")
-    found: dict[str, list[str]] = defaultdict(list)
-    rest = iter(words[1:])
-    for word in rest:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[_full(name)].append(value if equals else next(rest, ""))
-        else:
-            found["target"].append(word)
-    values = {n: sorted(v.rpartition("/")[2] for v in found[n]) for n in _OPTIONS if n not in (*_NOTED, *_OPEN)}
-    return {**{n: environment.get(n) for n in _NOTED}, **values}
+        raise DamagedRecords(f"{where} does not note the words of its command")
+    reader = _Words(where, add_help=False)
+    reader.add_argument("targets", nargs="*")
+    add_to(reader.add_argument)
+    options = reader.parse_args(words[1:])
+    options.target = [*options.targets, *options.target]
+    said = {row.flag.lstrip("-"): getattr(options, row.dest) for row in OPTIONS if row.flag not in _OPEN}
+    return {n: environment.get(n) if n in _NOTED else _named(value) for n, value in said.items()}
 
 
-def _full(name: str) -> str:
-    """The option that an abbreviation stands for, as argparse reads it."""
-    meant = [option for option in _OPTIONS if option.startswith(name)]
-    return name if name in _OPTIONS or len(meant) != 1 else meant[0]
+def _named(value: Any) -> Any:
+    if isinstance(value, list):
+        return sorted(map(_named, value))
+    return str(value).rpartition("/")[2] if isinstance(value, str | Path) else value
 
 
 def refuse_unlike(old: Run, new: Run, *, across_versions: bool = False, common: bool = False) -> tuple[str, ...]:
@@ -77,14 +82,14 @@ def refuse_unlike(old: Run, new: Run, *, across_versions: bool = False, common: 
     UnlikeRuns, in one line that names the input, if they were asked different things (``common``: the choice of
     targets, ops, dtypes and properties may differ), or by other libraries (``across_versions``: they may differ).
     """
-    first, *others = [*old.environments, *new.environments]
-    expected = asked(first)
-    for other in others:
-        for name, value in asked(other).items():
+    told = [(run.folder, asked(e, where=str(run.folder))) for run in (old, new) for e in run.environments]
+    (place, expected), *others = told
+    for folder, found in others:
+        for name, value in found.items():
             if value != expected[name] and not (common and name in CHOICES):
                 raise UnlikeRuns(
-                    f"the runs are unlike in {name}: {_said(expected[name])} in {old.folder}, {_said(value)} in "
-                    f"{new.folder}" + ("; --common compares what both asked" if name in CHOICES else "")
+                    f"the runs are unlike in {name}: {_said(expected[name])} in {place}, {_said(value)} in {folder}"
+                    + ("; --common compares what both asked" if name in CHOICES else "")
                 )
     mine, theirs = old.environments[0], new.environments[0]
     versions = _versions(mine, theirs)
@@ -98,7 +103,9 @@ def refuse_unlike(old: Run, new: Run, *, across_versions: bool = False, common: 
 
 
 def _said(value: Any) -> str:
-    return (" ".join(value) or "none stated") if isinstance(value, list) else str(value)
+    return (
+        " ".join(value) or "none stated" if isinstance(value, list) else "none stated" if value is None else str(value)
+    )
 
 
 def _versions(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

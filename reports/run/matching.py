@@ -46,6 +46,9 @@ def pair(old: Iterable[Record], new: Iterable[Record]) -> list[Pair]:
     a case made in the same way (its values or the property's title changed, or the call was lost and has neither
     digest nor title); the search of a property, whose nearest case may be another one; a search and a call that was
     lost in it. Several records of one key are paired in the order in which they were asked.
+
+    A search may end on another case though nothing of its own changed: Hypothesis draws now and then a constant of the
+    loaded modules, which other modules or another number of workers change.
     """
     left, right = _asked(old), _asked(new)
     pairs: list[Pair] = []
