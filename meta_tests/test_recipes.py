@@ -89,7 +89,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.case import Case
-from properties.judge.judgements import guarded, within_bound
+from properties.judge.judgements import within_bound
 from properties.property import Property
 from properties.subject import Input
 
@@ -103,8 +103,7 @@ PROPERTIES = (
     Property(
         "P1",
         "error within the contract's bound",
-        "double",
-        guarded(within_bound),
+        within_bound,
         search=lambda subject: st.integers(0, 9).map(lambda seed: _rows(subject, seed)),
         edges=lambda subject: [_rows(subject, 0)],
     ),

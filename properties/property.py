@@ -26,17 +26,15 @@ def no_edges(subject: Subject) -> Iterable[Input]:
 class Property:
     """One row.
 
-    id: as in the catalogue (P1 ... P28, G3). title: what must hold, in a few words. op: the op it is about. check:
-    judges one input.
-    search: the Hypothesis strategy of its inputs (None: only edges). edges: deterministic inputs, each with a record
-    of its own.
+    id: as in the catalogue (P1 ... P28, G3). title: what must hold, in a few words. check: judges one input; where a
+    call of the target failed it may raise `Unobserved`. search: the Hypothesis strategy of its inputs (None: only
+    edges). edges: deterministic inputs, each with a record of its own.
     needs: options or outputs without which the property cannot be asked (``lse``, ``is_causal``, ``attn_mask``,
     ``scale``, ...).
     """
 
     id: str
     title: str
-    op: str
     check: Check
     search: Search | None = None
     edges: Edges = no_edges

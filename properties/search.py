@@ -19,6 +19,7 @@ from hypothesis import seed as seeded
 
 from oracle.case import Case, save_case
 from oracle.ops.table import op_named
+from properties.checks.metamorphic import Unobserved
 from properties.diagnosis.engine import diagnose
 from properties.judge.verdict import BAD, Basis, Judgement, Verdict
 from properties.message import rerun_command
@@ -133,7 +134,10 @@ def judge(subject: Subject, prop: Property, given_input: Input) -> Judgement:
     with warnings.catch_warnings():
         # What a target warns about is its own affair.
         warnings.simplefilter("ignore")
-        return prop.check(subject, given_input)
+        try:
+            return prop.check(subject, given_input)
+        except Unobserved as failed:
+            return failed.judgement
 
 
 def _refused(subject: Subject, case: Case) -> str:

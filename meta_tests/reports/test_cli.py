@@ -182,8 +182,7 @@ def judging(*verdicts: Verdict, detail: str = "as told", raising: BaseException 
         return told
 
     return tuple(
-        Property(f"P{number}", "told", "attention", check(verdict), edges=edges)
-        for number, verdict in enumerate(verdicts, start=1)
+        Property(f"P{number}", "told", check(verdict), edges=edges) for number, verdict in enumerate(verdicts, start=1)
     )
 
 

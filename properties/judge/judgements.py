@@ -1,4 +1,4 @@
-"""Judgements that the tables of several ops share: what a failed call means, purity, structure, gaps against rooms."""
+"""Judgements that the tables of several ops share: purity, structure, gaps against rooms."""
 
 from __future__ import annotations
 
@@ -10,27 +10,14 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.formats import Float64Array
-from properties.checks.metamorphic import Unobserved, agree, observe, same_bits
+from properties.checks.metamorphic import agree, observe, same_bits
 from properties.judge.pipeline import certify, structure
 from properties.judge.verdict import Basis, Judgement, Verdict
-from properties.property import Check
 from properties.subject import Input, Subject
 from targets.calling.target import run
 
 # Of sums that checks form themselves in float64, relative to the sum of magnitudes and the number of terms.
 SLACK = 2.0**-51
-
-
-def guarded(check: Check) -> Check:
-    """``check``, with a failed call of the target turned into the judgement that says so."""
-
-    def run_check(subject: Subject, example: Input) -> Judgement:
-        try:
-            return check(subject, example)
-        except Unobserved as failed:
-            return failed.judgement
-
-    return run_check
 
 
 def draw_of(case: Case) -> np.random.Generator:

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from properties.checks import bias, dropout, model_gate
 from properties.inputs import strategies
-from properties.judge.judgements import guarded, structure_only, within_bound
+from properties.judge.judgements import structure_only, within_bound
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Judgement
 from properties.ops.attention import edges, relations, state, views
 from properties.ops.attention.heads import heads_alone
 from properties.ops.attention.merge import split_merge
 from properties.ops.attention.options import NAMES
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 
@@ -75,15 +75,11 @@ def _optional(subject: Subject) -> st.SearchStrategy[Input]:
     return strategies.attention(subject, scale=subject.has("scale"), largest_q=16, largest_k=48, one=True)
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "attention", guarded(check), **more)  # type: ignore[arg-type]
-
-
 EXCLUSION, LSE = frozenset({"exclusion"}), frozenset({"lse"})
 
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=edges.accuracy_edges),
-    _row(
+    Property("P1", "error within the contract's bound", within_bound, search=_general, edges=edges.accuracy_edges),
+    Property(
         "P2",
         "content of keys that are not attended is irrelevant; a used NaN reaches the output",
         relations.irrelevant_content,
@@ -91,14 +87,14 @@ PROPERTIES: tuple[Property, ...] = (
         edges=edges.hidden_edges,
         needs=EXCLUSION,
     ),
-    _row(
+    Property(
         "P3",
         "rows without a key follow the stated convention, the others do not notice",
         within_bound,
         edges=edges.empty_edges,
         needs=EXCLUSION,
     ),
-    _row(
+    Property(
         "P4",
         "a key changes exactly the rows that may attend to it",
         relations.reachability,
@@ -106,74 +102,76 @@ PROPERTIES: tuple[Property, ...] = (
         edges=edges.visibility_edges,
         needs=EXCLUSION,
     ),
-    _row(
+    Property(
         "P5",
         "weights are convex: V = 1 gives 1, O stays in the hull of V",
         relations.partition_of_unity,
         search=_general,
         edges=edges.equal_edges,
     ),
-    _row("P6", "one visible key gives its V row", within_bound, search=_one_key, edges=edges.single_edges),
-    _row(
+    Property("P6", "one visible key gives its V row", within_bound, search=_one_key, edges=edges.single_edges),
+    Property(
         "P7", "parts merged by LSE equal the whole", split_merge, search=_splitting, edges=edges.part_edges, needs=LSE
     ),
-    _row("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.lse_edges, needs=LSE),
-    _row(
+    Property("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.lse_edges, needs=LSE),
+    Property(
         "P9",
         "logits from -1e6 to 1e6, values near the dtype's limits",
         within_bound,
         search=_ranges,
         edges=edges.range_edges,
     ),
-    _row(
+    Property(
         "P10",
         "token by token and in chunks as all at once",
         state.decode,
         edges=state.decode_edges,
         needs=frozenset({"is_causal"}),
     ),
-    _row("P11", "a sequence gives the same whatever is computed beside it", state.batches, edges=state.batch_edges),
-    _row("P12", "how inputs lie in memory does not matter", views.layouts, edges=views.layout_edges),
-    _row(
+    Property("P11", "a sequence gives the same whatever is computed beside it", state.batches, edges=state.batch_edges),
+    Property("P12", "how inputs lie in memory does not matter", views.layouts, edges=views.layout_edges),
+    Property(
         "P13",
         "heads are independent: each gives what it gives alone, grouped KV heads equal repeated ones",
         heads_alone,
         search=_grouped,
         edges=edges.head_edges,
     ),
-    _row(
+    Property(
         "P15",
         "no side effects, no influence of the memory around, independent calls",
         relations.purity,
         search=_general,
         edges=edges.purity_edges,
     ),
-    _row(
+    Property(
         "P17",
         "every option matters and matches the oracle",
         relations.options_matter,
         search=_optional,
         edges=edges.option_edges,
     ),
-    _row("P18", "shapes around tile borders, odd and unequal dimensions", within_bound, edges=edges.shape_edges),
-    _row("P19", "errors have no direction, with and without ties of the maximum", bias.check, edges=bias.edges),
-    _row("P20", "elements beyond 2^31 are found", views.beyond_32_bits, edges=views.far_edges),
-    _row(
+    Property("P18", "shapes around tile borders, odd and unequal dimensions", within_bound, edges=edges.shape_edges),
+    Property("P19", "errors have no direction, with and without ties of the maximum", bias.check, edges=bias.edges),
+    Property("P20", "elements beyond 2^31 are found", views.beyond_32_bits, edges=views.far_edges),
+    Property(
         "P22",
         "dropout keeps the mean, follows its seed, and is off where it should be",
         dropout.dropout,
         edges=dropout.edges,
         needs=frozenset({"dropout_p"}),
     ),
-    _row("P23", "dtype, shape and device of the outputs", structure_only, edges=edges.dtype_edges),
-    _row(
+    Property("P23", "dtype, shape and device of the outputs", structure_only, edges=edges.dtype_edges),
+    Property(
         "P25",
         "permuted and duplicated keys, scaling by powers of two",
         relations.symmetries,
         search=_plain,
         edges=edges.symmetry_edges,
     ),
-    _row("P27", "attention sinks and needles", within_bound, search=_sinks, edges=edges.needle_edges),
-    _row("P28", "exactly representable inputs give exact results", relations.exact_arithmetic, edges=edges.exact_edges),
-    _row("G3", "rms error against the model kernel of the contract", model_gate.check, edges=model_gate.edges),
+    Property("P27", "attention sinks and needles", within_bound, search=_sinks, edges=edges.needle_edges),
+    Property(
+        "P28", "exactly representable inputs give exact results", relations.exact_arithmetic, edges=edges.exact_edges
+    ),
+    Property("G3", "rms error against the model kernel of the contract", model_gate.check, edges=model_gate.edges),
 )

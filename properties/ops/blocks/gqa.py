@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from oracle.case import Case
 from properties.inputs.recipes import GENERAL, Recipe, array
 from properties.inputs.strategies import SEEDS, Draw
-from properties.judge.judgements import guarded, structure_only, within_bound
+from properties.judge.judgements import structure_only, within_bound
 from properties.judge.verdict import Judgement
 from properties.ops.blocks.shared import causal, permuted_channels, pure, tables, weight, within_both
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 READING = ("w_q", "w_k", "w_v")
@@ -181,18 +181,14 @@ def _long(subject: Subject) -> st.SearchStrategy[Input]:
     return blocks(subject, least=2)
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "gqa_block", guarded(check), **more)  # type: ignore[arg-type]
-
-
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
-    _row("P4", "a row changes none before it", causal, search=_long),
-    _row("P9", "scores from flat to one-hot, x of every size", within_bound, search=_ranges, edges=range_edges),
-    _row("P10", "the first rows alone are those of the whole", prefix, search=_long),
-    _row("P13", "grouped heads equal repeated ones", repeated_heads, search=_general),
-    _row("P15", "no side effects, calls independent of each other", pure, search=_general),
-    _row("P18", "lengths around tile borders, heads and widths of every kind", within_bound, edges=shape_edges),
-    _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
-    _row("P25", "channels in another order", channels, search=_general),
+    Property("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
+    Property("P4", "a row changes none before it", causal, search=_long),
+    Property("P9", "scores from flat to one-hot, x of every size", within_bound, search=_ranges, edges=range_edges),
+    Property("P10", "the first rows alone are those of the whole", prefix, search=_long),
+    Property("P13", "grouped heads equal repeated ones", repeated_heads, search=_general),
+    Property("P15", "no side effects, calls independent of each other", pure, search=_general),
+    Property("P18", "lengths around tile borders, heads and widths of every kind", within_bound, edges=shape_edges),
+    Property("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
+    Property("P25", "channels in another order", channels, search=_general),
 )

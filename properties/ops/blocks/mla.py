@@ -14,12 +14,12 @@ from oracle.evaluate import enclose
 from properties.checks.metamorphic import full_bounds, observe
 from properties.inputs.recipes import GENERAL, Recipe, array
 from properties.inputs.strategies import SEEDS, Draw
-from properties.judge.judgements import guarded, structure_only, within_bound
+from properties.judge.judgements import structure_only, within_bound
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Judgement, Verdict
 from properties.ops.blocks.shared import causal, permuted_channels, pure, weight, within_both
 from properties.ops.rope.scalings import RELEASED, dynamic, longrope, parameters
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 READING = ("w_dkv", "w_kr", "w_dq")
@@ -335,23 +335,23 @@ def _optional(subject: Subject) -> st.SearchStrategy[Input]:
     return blocks(subject, options=True, least=3)
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "mla_block", guarded(check), **more)  # type: ignore[arg-type]
-
-
 _SCALING = frozenset({"scaling"})
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
-    _row("P4", "a row changes none before it", causal, search=_long),
-    _row("P9", "scores from flat to one-hot, x of every size", within_bound, search=_ranges, edges=range_edges),
-    _row("P10", "the first rows alone are those of the whole", prefix, search=_long),
-    _row("P15", "no side effects, calls independent of each other", pure_in_batch, search=_general),
-    _row("P16", "all positions moved alike change nothing", moved_along, search=_long),
-    _row("P10", "the first rows alone, with scaled frequencies", prefix, edges=steady_edges, needs=_SCALING),
-    _row("P16", "all positions moved alike, with scaled frequencies", moved_along, edges=steady_edges, needs=_SCALING),
-    _row("P17", "every option matters and matches the oracle", options_matter, search=_optional, edges=option_edges),
-    _row("P18", "lengths around tile borders, heads and widths of every kind", within_bound, edges=shape_edges),
-    _row(
+    Property("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
+    Property("P4", "a row changes none before it", causal, search=_long),
+    Property("P9", "scores from flat to one-hot, x of every size", within_bound, search=_ranges, edges=range_edges),
+    Property("P10", "the first rows alone are those of the whole", prefix, search=_long),
+    Property("P15", "no side effects, calls independent of each other", pure_in_batch, search=_general),
+    Property("P16", "all positions moved alike change nothing", moved_along, search=_long),
+    Property("P10", "the first rows alone, with scaled frequencies", prefix, edges=steady_edges, needs=_SCALING),
+    Property(
+        "P16", "all positions moved alike, with scaled frequencies", moved_along, edges=steady_edges, needs=_SCALING
+    ),
+    Property(
+        "P17", "every option matters and matches the oracle", options_matter, search=_optional, edges=option_edges
+    ),
+    Property("P18", "lengths around tile borders, heads and widths of every kind", within_bound, edges=shape_edges),
+    Property(
         "P21",
         "frequencies, magnitude and scale as the parameters say",
         within_bound,
@@ -359,6 +359,6 @@ PROPERTIES: tuple[Property, ...] = (
         edges=scaling_edges,
         needs=_SCALING,
     ),
-    _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
-    _row("P25", "channels in another order", channels, search=_general),
+    Property("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
+    Property("P25", "channels in another order", channels, search=_general),
 )

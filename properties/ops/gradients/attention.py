@@ -5,7 +5,7 @@ Inputs are those of the forward pass with a cotangent dO beside them; shapes are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from properties.checks import model_gate
 from properties.checks.metamorphic import full_bounds, observe
 from properties.inputs import strategies
 from properties.inputs.recipes import GENERAL, Logits, Mask, Recipe, array
-from properties.judge.judgements import all_bits, guarded, kept, structure_only, within_bound
+from properties.judge.judgements import all_bits, kept, structure_only, within_bound
 from properties.judge.verdict import Judgement, worst_of
 from properties.ops.attention import edges
-from properties.property import Check, Edges, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 COTANGENTS = ("normal", "one_signed", "outliers", "one_hot")
@@ -162,29 +162,22 @@ def linear(subject: Subject, example: Input) -> Judgement:
     return worst_of(judged)
 
 
-def _row(id: str, title: str, check: Check, *, edges: Edges, **more: Any) -> Property:
-    def asked(subject: Subject) -> Iterable[Input]:
-        return edges(subject)
-
-    return Property(id, title, "attention_backward", guarded(check), edges=asked, **more)
-
-
 PROPERTIES: tuple[Property, ...] = (
-    _row("P3", "rows without a key give no gradient and no NaN", within_bound, edges=empty_edges),
-    _row("P9", "gradients at extreme logits and cotangents", within_bound, search=_ranges, edges=range_edges),
-    _row("P13", "gradients of grouped heads sum over the group", within_bound, search=_grouped, edges=head_edges),
-    _row("P14", "gradients within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
-    _row(
+    Property("P3", "rows without a key give no gradient and no NaN", within_bound, edges=empty_edges),
+    Property("P9", "gradients at extreme logits and cotangents", within_bound, search=_ranges, edges=range_edges),
+    Property("P13", "gradients of grouped heads sum over the group", within_bound, search=_grouped, edges=head_edges),
+    Property("P14", "gradients within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
+    Property(
         "P14",
         "the gradient of an additive mask",
         within_bound,
         edges=bias_edges,
         needs=frozenset({"attn_mask"}),
     ),
-    _row("P15", "independent calls without side effects", repeatable, edges=dtype_edges),
-    _row("P17", "every option matters to the gradients", within_bound, edges=option_edges),
-    _row("P18", "gradients at tile borders and odd dimensions", within_bound, edges=shape_edges),
-    _row("P23", "dtype and shape of the gradients", structure_only, edges=dtype_edges),
-    _row("P25", "gradients are linear in the cotangent", linear, edges=dtype_edges),
-    _row("G3", "rms error of the gradients against the model kernel", model_gate.check, edges=model_edges),
+    Property("P15", "independent calls without side effects", repeatable, edges=dtype_edges),
+    Property("P17", "every option matters to the gradients", within_bound, edges=option_edges),
+    Property("P18", "gradients at tile borders and odd dimensions", within_bound, edges=shape_edges),
+    Property("P23", "dtype and shape of the gradients", structure_only, edges=dtype_edges),
+    Property("P25", "gradients are linear in the cotangent", linear, edges=dtype_edges),
+    Property("G3", "rms error of the gradients against the model kernel", model_gate.check, edges=model_edges),
 )

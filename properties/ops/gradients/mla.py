@@ -13,11 +13,11 @@ from properties.checks import model_gate
 from properties.checks.metamorphic import observe
 from properties.inputs.recipes import Recipe, array
 from properties.inputs.strategies import SEEDS
-from properties.judge.judgements import all_bits, guarded, structure_only, within_bound
+from properties.judge.judgements import all_bits, structure_only, within_bound
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
 from properties.ops.mla import table as mla
 from properties.ops.mla.inputs import latents, mla_input
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 COTANGENTS = ("normal", "one_signed", "outliers", "one_hot")
@@ -121,17 +121,13 @@ def _ranges(subject: Subject) -> st.SearchStrategy[Input]:
     return drawn(subject, kinds=kinds, sizes=(10.0, -60.0, 300.0))
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "mla_backward", guarded(check), **more)  # type: ignore[arg-type]
-
-
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "gradients within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
-    _row("P9", "scores and cotangents of every size", within_bound, search=_ranges, edges=range_edges),
-    _row("P15", "no side effects, calls independent of each other", pure, search=_general),
-    _row("P17", "every option matches the oracle", within_bound, edges=option_edges),
-    _row("P18", "lengths around tile borders, odd and unequal dimensions", within_bound, edges=shape_edges),
-    _row("P23", "dtype, shape and device of the outputs", structure_only, edges=dtype_edges),
-    _row("P25", "linear in the cotangent", linear, search=_general),
-    _row("G3", "rms error of the gradients against the model kernel", model_gate.check, edges=model_edges),
+    Property("P1", "gradients within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
+    Property("P9", "scores and cotangents of every size", within_bound, search=_ranges, edges=range_edges),
+    Property("P15", "no side effects, calls independent of each other", pure, search=_general),
+    Property("P17", "every option matches the oracle", within_bound, edges=option_edges),
+    Property("P18", "lengths around tile borders, odd and unequal dimensions", within_bound, edges=shape_edges),
+    Property("P23", "dtype, shape and device of the outputs", structure_only, edges=dtype_edges),
+    Property("P25", "linear in the cotangent", linear, search=_general),
+    Property("G3", "rms error of the gradients against the model kernel", model_gate.check, edges=model_edges),
 )

@@ -13,9 +13,9 @@ from oracle.formats import Float64Array
 from properties.checks.metamorphic import full_bounds, observe, same_bits
 from properties.inputs.recipes import GENERAL, Recipe, array
 from properties.inputs.strategies import SEEDS, Draw, lengths
-from properties.judge.judgements import SLACK, draw_of, guarded, kept, purity, structure_only, within_bound
+from properties.judge.judgements import SLACK, draw_of, kept, purity, structure_only, within_bound
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
@@ -198,16 +198,12 @@ def _near(subject: Subject) -> st.SearchStrategy[Input]:
     return rows(subject, largest=300)
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "softmax_backward", guarded(check), **more)  # type: ignore[arg-type]
-
-
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=row_length_sweep),
-    _row("P9", "common parts that cancel, the dtype's limits", within_bound, search=_ranges, edges=range_edges),
-    _row("P15", "no side effects, calls independent of each other", pure, search=_general),
-    _row("P18", "row lengths and counts around tile borders, odd", within_bound, edges=shape_edges),
-    _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
-    _row("P25", "order of entries, sign of the cotangent", symmetries, search=_near),
-    _row("P28", "exactly representable inputs give exact results", exact_arithmetic, edges=exact_edges),
+    Property("P1", "error within the contract's bound", within_bound, search=_general, edges=row_length_sweep),
+    Property("P9", "common parts that cancel, the dtype's limits", within_bound, search=_ranges, edges=range_edges),
+    Property("P15", "no side effects, calls independent of each other", pure, search=_general),
+    Property("P18", "row lengths and counts around tile borders, odd", within_bound, edges=shape_edges),
+    Property("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
+    Property("P25", "order of entries, sign of the cotangent", symmetries, search=_near),
+    Property("P28", "exactly representable inputs give exact results", exact_arithmetic, edges=exact_edges),
 )

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from oracle.ops.layouts.case import PAGED, VARLEN
 from properties.checks import model_gate
-from properties.judge.judgements import guarded, structure_only, within_bound
+from properties.judge.judgements import structure_only, within_bound
 from properties.ops.attention import views
 from properties.ops.attention.table import lse_within_bound
 from properties.ops.layouts import edges, parts, relations
 from properties.ops.layouts.inputs import layout_input, layouts
-from properties.property import Check, Edges, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 
@@ -37,38 +37,39 @@ def _plain_edge(subject: Subject) -> list[Input]:
 
 
 def _table(op: str) -> tuple[Property, ...]:
-    def row(id: str, title: str, check: Check, *, edges: Edges, **more: object) -> Property:
-        return Property(id, title, op, guarded(check), edges=edges, **more)  # type: ignore[arg-type]
-
     lse = frozenset({"lse"})
     strided = "how inputs lie in memory does not matter"
-    steps = row(
+    steps = Property(
         "P10", "query by query as all at once", relations.decode, edges=edges.steps, needs=frozenset({"is_causal"})
     )
-    pages = row("P12", "where pages lie does not matter", relations.permuted_pages, search=_general, edges=edges.hidden)
-    paged = (pages, row("P12", strided, views.paged_layouts, edges=edges.hidden))
-    packed = (row("P12", strided, views.packed_layouts, edges=edges.hidden),)
+    pages = Property(
+        "P12", "where pages lie does not matter", relations.permuted_pages, search=_general, edges=edges.hidden
+    )
+    paged = (pages, Property("P12", strided, views.paged_layouts, edges=edges.hidden))
+    packed = (Property("P12", strided, views.packed_layouts, edges=edges.hidden),)
     return (
-        row("P1", "error within the contract's bound", within_bound, search=_general, edges=edges.accuracy),
-        row(
+        Property("P1", "error within the contract's bound", within_bound, search=_general, edges=edges.accuracy),
+        Property(
             "P2",
             "nothing but a sequence's own keys reaches its rows; a used NaN does",
             relations.irrelevant_content,
             search=_several,
             edges=edges.hidden,
         ),
-        row("P3", "sequences and rows without a key follow the stated convention", within_bound, edges=edges.empty),
-        row(
+        Property(
+            "P3", "sequences and rows without a key follow the stated convention", within_bound, edges=edges.empty
+        ),
+        Property(
             "P7",
             "parts of every sequence merged by LSE equal the whole",
             parts.split_merge,
             edges=edges.parts,
             needs=lse,
         ),
-        row("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.sums, needs=lse),
-        row("P9", "logits from -1e4 to 1e5", within_bound, search=_ranges, edges=edges.ranges),
+        Property("P8", "LSE within its bound", lse_within_bound, search=_general, edges=edges.sums, needs=lse),
+        Property("P9", "logits from -1e4 to 1e5", within_bound, search=_ranges, edges=edges.ranges),
         *((steps,) if op == PAGED else ()),
-        row(
+        Property(
             "P11",
             "a sequence gives the same alone and among others",
             relations.neighbours,
@@ -76,29 +77,29 @@ def _table(op: str) -> tuple[Property, ...]:
             edges=edges.hidden,
         ),
         *(paged if op == PAGED else packed),
-        row(
+        Property(
             "P13",
             "heads are independent: each gives what it gives alone, grouped KV heads equal repeated ones",
             parts.heads_alone,
             edges=edges.heads,
         ),
-        row(
+        Property(
             "P15",
             "no side effects, no influence of the memory around, independent calls",
             relations.purity,
             search=_general,
             edges=edges.hidden,
         ),
-        row(
+        Property(
             "P17",
             "every option matters and matches the oracle",
             relations.options_matter,
             search=_optional,
             edges=edges.options,
         ),
-        row("P18", "lengths at borders of tiles and pages, 0 and 1", within_bound, edges=edges.shapes),
-        row("P23", "dtype, shape and device of the outputs", structure_only, edges=_plain_edge),
-        row("G3", "rms error against the model kernel of the contract", model_gate.check, edges=edges.model),
+        Property("P18", "lengths at borders of tiles and pages, 0 and 1", within_bound, edges=edges.shapes),
+        Property("P23", "dtype, shape and device of the outputs", structure_only, edges=_plain_edge),
+        Property("G3", "rms error against the model kernel of the contract", model_gate.check, edges=edges.model),
     )
 
 

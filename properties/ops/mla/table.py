@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from oracle.ops.mla.formula import DEEPSEEK_V3
 from properties.checks import model_gate
 from properties.inputs.recipes import Logits, Recipe
-from properties.judge.judgements import guarded, structure_only, within_bound
+from properties.judge.judgements import structure_only, within_bound
 from properties.ops.mla import relations
 from properties.ops.mla.inputs import latents, mla_input
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 # --- edge inputs -----------------------------------------------------------------------------------------------------
@@ -168,39 +168,35 @@ def _optional(subject: Subject) -> st.SearchStrategy[Input]:
     return latents(subject, scale=subject.has("scale"), largest_q=16, largest_k=48)
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "mla", guarded(check), **more)  # type: ignore[arg-type]
-
-
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
-    _row(
+    Property("P1", "error within the contract's bound", within_bound, search=_general, edges=accuracy_edges),
+    Property(
         "P4",
         "a key changes exactly the rows that may attend to it",
         relations.reachability,
         search=_causal,
         needs=frozenset({"is_causal"}),
     ),
-    _row("P5", "weights are convex: v = 1 gives 1, O stays in the hull of v", relations.convexity, search=_general),
-    _row("P8", "LSE within its bound", relations.lse_within_bound, search=_general, needs=frozenset({"lse"})),
-    _row("P9", "logits to 1e6, latents near the dtype's limits", within_bound, search=_ranges, edges=range_edges),
-    _row("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
-    _row(
+    Property("P5", "weights are convex: v = 1 gives 1, O stays in the hull of v", relations.convexity, search=_general),
+    Property("P8", "LSE within its bound", relations.lse_within_bound, search=_general, needs=frozenset({"lse"})),
+    Property("P9", "logits to 1e6, latents near the dtype's limits", within_bound, search=_ranges, edges=range_edges),
+    Property("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
+    Property(
         "P17",
         "every option matters and matches the oracle",
         relations.options_matter,
         search=_optional,
         edges=option_edges,
     ),
-    _row("P18", "shapes around tile borders, odd and unequal dimensions", within_bound, edges=shape_edges),
-    _row("P23", "dtype, shape and device of the outputs", structure_only, edges=dtype_edges),
-    _row("P25", "permuted and duplicated keys, scaling by powers of two", relations.symmetries, search=_plain),
-    _row(
+    Property("P18", "shapes around tile borders, odd and unequal dimensions", within_bound, edges=shape_edges),
+    Property("P23", "dtype, shape and device of the outputs", structure_only, edges=dtype_edges),
+    Property("P25", "permuted and duplicated keys, scaling by powers of two", relations.symmetries, search=_plain),
+    Property(
         "P26",
         "absorbed and materialised agree, and no bit depends on the scale of c",
         relations.forms_agree,
         search=_general,
     ),
-    _row("G3", "rms error against the model kernel of the contract", model_gate.check, edges=model_edges),
-    _row("P28", "exactly representable inputs give exact results", relations.exact_arithmetic, edges=exact_edges),
+    Property("G3", "rms error against the model kernel of the contract", model_gate.check, edges=model_edges),
+    Property("P28", "exactly representable inputs give exact results", relations.exact_arithmetic, edges=exact_edges),
 )

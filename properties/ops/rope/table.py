@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oracle.ops.rope.case import turned_array, turned_name
 from properties.inputs.real_input import captured_layers, load_layer
 from properties.inputs.recipes import Recipe
-from properties.judge.judgements import guarded, structure_only, within_bound
+from properties.judge.judgements import structure_only, within_bound
 from properties.ops.rope import relations
 from properties.ops.rope.inputs import BASES, applications, apply_input, layouts_of, rope_case, rope_input, rotations
 from properties.ops.rope.scalings import (
@@ -28,7 +28,7 @@ from properties.ops.rope.scalings import (
     scaling_edges,
     traceless_edges,
 )
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}
@@ -251,60 +251,60 @@ def _scaled(subject: Subject) -> st.SearchStrategy[Input]:
 _SCALING = frozenset({"scaling"})
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "rope", guarded(check), **more)  # type: ignore[arg-type]
-
-
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", within_bound, search=_general, edges=captured),
-    _row("P1", "error and angles by position", relations.with_angle_error, edges=position_sweep),
-    _row("P9", "huge and tiny vectors", within_bound, search=_magnitudes, edges=magnitude_edges),
-    _row(
+    Property("P1", "error within the contract's bound", within_bound, search=_general, edges=captured),
+    Property("P1", "error and angles by position", relations.with_angle_error, edges=position_sweep),
+    Property("P9", "huge and tiny vectors", within_bound, search=_magnitudes, edges=magnitude_edges),
+    Property(
         "P10",
         "any run of positions gives what the whole gives",
         relations.decoding,
         search=_general,
         edges=decode_edges,
     ),
-    _row("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
-    _row(
+    Property("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
+    Property(
         "P15",
         "a call of another length leaves no trace",
         relations.lengths_leave_no_trace,
         edges=traceless_edges,
         needs=_SCALING,
     ),
-    _row("P16", "nothing turns at position 0", relations.identity, search=_general, edges=at_zero),
-    _row("P16", "pairs keep their length", relations.norms_kept, search=_general),
-    _row("P16", "a rotation and its inverse give the input", relations.inverse, search=_general),
-    _row(
+    Property("P16", "nothing turns at position 0", relations.identity, search=_general, edges=at_zero),
+    Property("P16", "pairs keep their length", relations.norms_kept, search=_general),
+    Property("P16", "a rotation and its inverse give the input", relations.inverse, search=_general),
+    Property(
         "P16",
         "two rotations make one by the sum of positions",
         relations.composition,
         search=_far,
         edges=sums_of_positions,
     ),
-    _row("P16", "scores depend on the difference of positions alone", relations.relative_positions, edges=drift_sweep),
-    _row(
+    Property(
+        "P16", "scores depend on the difference of positions alone", relations.relative_positions, edges=drift_sweep
+    ),
+    Property(
         "P16", "the complex product at log-spaced positions", relations.complex_form, search=_far, edges=far_positions
     ),
-    _row(
+    Property(
         "P16",
         "both layouts are the same up to order",
         relations.layouts_agree,
         search=_general,
         needs=frozenset({"layout"}),
     ),
-    _row("P16", "different positions rotate differently", relations.collisions, edges=neighbours),
-    _row(
+    Property("P16", "different positions rotate differently", relations.collisions, edges=neighbours),
+    Property(
         "P17",
         "base, layout, rotary_dim and scaling matter and match the oracle",
         relations.options_matter,
         search=_optional,
         edges=option_edges,
     ),
-    _row("P18", "dimensions and lengths around tile borders, odd numbers of pairs", within_bound, edges=shape_edges),
-    _row(
+    Property(
+        "P18", "dimensions and lengths around tile borders, odd numbers of pairs", within_bound, edges=shape_edges
+    ),
+    Property(
         "P21",
         "frequencies and magnitude as the parameters say",
         within_bound,
@@ -312,16 +312,18 @@ PROPERTIES: tuple[Property, ...] = (
         edges=scaling_edges,
         needs=_SCALING,
     ),
-    _row("P21", "neutral parameters change nothing", relations.neutral_scaling, edges=neutral_edges, needs=_SCALING),
-    _row(
+    Property(
+        "P21", "neutral parameters change nothing", relations.neutral_scaling, edges=neutral_edges, needs=_SCALING
+    ),
+    Property(
         "P21",
         "linear scaling divides positions",
         relations.interpolated,
         edges=interpolated_edges,
         needs=_SCALING,
     ),
-    _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
-    _row("P25", "powers of two and signs pass through exactly", relations.scalings, search=_general),
+    Property("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
+    Property("P25", "powers of two and signs pass through exactly", relations.scalings, search=_general),
 )
 
 # Scores are of rotated vectors, and the complex product is a form of the forward rotation.
@@ -330,23 +332,18 @@ _FORWARD_ONLY = (
     "the complex product at log-spaced positions",
 )
 BACKWARD_PROPERTIES: tuple[Property, ...] = tuple(
-    replace(row, op="rope_backward", id="P14" if row.id == "P1" else row.id)
-    for row in PROPERTIES
-    if row.title not in _FORWARD_ONLY
+    replace(row, id="P14" if row.id == "P1" else row.id) for row in PROPERTIES if row.title not in _FORWARD_ONLY
 )
 
-APPLY_PROPERTIES: tuple[Property, ...] = tuple(
-    Property(row[0], row[1], "rope_apply", guarded(row[2]), **row[3])
-    for row in (
-        ("P1", "error within the contract's bound", within_bound, {"search": applications}),
-        ("P15", "no side effects, calls independent of each other", relations.pure, {"search": applications}),
-        (
-            "P18",
-            "dimensions and lengths around tile borders, odd numbers of pairs",
-            within_bound,
-            {"edges": apply_edges},
-        ),
-        ("P23", "dtype, shape and device of the output", structure_only, {"edges": apply_edges}),
-        ("P25", "powers of two and signs pass through exactly", relations.scalings, {"search": applications}),
-    )
+APPLY_PROPERTIES: tuple[Property, ...] = (
+    Property("P1", "error within the contract's bound", within_bound, search=applications),
+    Property("P15", "no side effects, calls independent of each other", relations.pure, search=applications),
+    Property(
+        "P18",
+        "dimensions and lengths around tile borders, odd numbers of pairs",
+        within_bound,
+        edges=apply_edges,
+    ),
+    Property("P23", "dtype, shape and device of the output", structure_only, edges=apply_edges),
+    Property("P25", "powers of two and signs pass through exactly", relations.scalings, search=applications),
 )

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from oracle.case import Case
 from properties.inputs.real_input import captured_layers, load_layer
 from properties.inputs.recipes import Logits, Recipe
-from properties.judge.judgements import guarded, structure_only
+from properties.judge.judgements import structure_only
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.ops.gradients import softmax_rows as softmax_gradient
 from properties.ops.softmax import inputs as strategies
 from properties.ops.softmax import relations
 from properties.ops.softmax.inputs import softmax_input
-from properties.property import Check, Property
+from properties.property import Property
 from properties.subject import Input, Subject
 
 
@@ -170,49 +170,45 @@ def _near(subject: Subject) -> st.SearchStrategy[Input]:
     return strategies.rows(subject, shifts=(0.0, 5.0), largest=300)
 
 
-def _row(id: str, title: str, check: Check, **more: object) -> Property:
-    return Property(id, title, "softmax", guarded(check), **more)  # type: ignore[arg-type]
-
-
 PROPERTIES: tuple[Property, ...] = (
-    _row("P1", "error within the contract's bound", relations.certified, search=_general, edges=accuracy_edges),
-    _row(
+    Property("P1", "error within the contract's bound", relations.certified, search=_general, edges=accuracy_edges),
+    Property(
         "P2",
         "an entry -inf weighs nothing; a NaN fills its row and no other",
         relations.excluded,
         search=_with_holes,
         edges=excluded_edges,
     ),
-    _row(
+    Property(
         "P5",
         "weights sum to 1; a log-sum-exp is at least the maximum",
         relations.sums,
         search=_general,
         edges=sum_edges,
     ),
-    _row("P8", "logsumexp within its bound, in nats", lse_alone, search=_general),
-    _row(
+    Property("P8", "logsumexp within its bound, in nats", lse_alone, search=_general),
+    Property(
         "P9",
         "logits to 1e7, common offsets, the dtype's limits, empty rows",
         relations.certified,
         search=_ranges,
         edges=range_edges,
     ),
-    _row(
+    Property(
         "P14",
         "the gradient at x, forward and backward pass together",
         softmax_gradient.at_x,
         search=softmax_gradient.searched,
         edges=softmax_gradient.edges,
     ),
-    _row("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
-    _row(
+    Property("P15", "no side effects, calls independent of each other", relations.pure, search=_general),
+    Property(
         "P18",
         "row lengths and counts around tile borders, odd, up to four dimensions",
         relations.certified,
         edges=shape_edges,
     ),
-    _row("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
-    _row("P25", "order of entries, a common shift, every entry twice", relations.symmetries, search=_near),
-    _row("P28", "2^k equal logits give exactly 2^-k", relations.equal_logits, edges=equal_edges),
+    Property("P23", "dtype, shape and device of the output", structure_only, edges=dtype_edges),
+    Property("P25", "order of entries, a common shift, every entry twice", relations.symmetries, search=_near),
+    Property("P28", "2^k equal logits give exactly 2^-k", relations.equal_logits, edges=equal_edges),
 )
