@@ -1,9 +1,10 @@
 """Where a run of ``verify`` spends its time: timers at the seams, processor time, each second counted once.
 
-    python -m benchmarks.profile_verify [TARGET ...] [-- further words of `attn-oracle verify`]
+    python -m benchmarks.profile_verify [--warm] [TARGET ...] [further words of `attn-oracle verify`]
 
-Without words it verifies a correct attention function of plain torch, with its gradients, in the quick profile and
-this process (no workers). The unit of the last column is ``python -c "import torch, hypothesis, pytest"``.
+Without a target it verifies a correct attention function of plain torch, with its gradients, in the quick profile and
+this process (no workers), with an empty store; ``--warm``: with the store that the same run has filled before. The unit
+is ``python -c "import torch, hypothesis, pytest"``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ SEAMS = (
     ("properties.search", "record_of", "records and journal"),
     ("reports.command.cli", "_pages", "report"),
     ("reports.command.conclude", "conclude", "report"),
+    ("oracle.store.keys", "version", "store: version of the source"),
 )
 """(module, function, share): a function under the name that other modules import it by."""
 
@@ -111,8 +113,11 @@ def instrument(clock: Clock) -> None:
     journal: Any = import_module("properties.record").Journal
     for name in ("begin", "complete"):
         setattr(journal, name, clock.timed("records and journal", getattr(journal, name)))
+    database: Any = import_module("oracle.store.database").Database
+    for name in ("get", "put", "flush", "close"):
+        setattr(database, name, clock.timed("store: file", getattr(database, name)))
     case: Any = import_module("oracle.case").Case
-    case.digest = clock.timed("digests", case.digest)
+    case.identity = clock.timed("digests", case.identity)
 
 
 def unit() -> tuple[float, float]:
@@ -158,14 +163,18 @@ def profile(words: Sequence[str]) -> tuple[Clock, int]:
 
 
 def main() -> int:
-    words = [w for w in sys.argv[1:] if w != "--"]
+    words = [w for w in sys.argv[1:] if w != "--warm"]
     _, one = unit()
     with tempfile.TemporaryDirectory() as folder:
         kernel = Path(folder) / "plain_torch.py"
         kernel.write_text(KERNEL)
         if not any(not w.startswith("-") for w in words):
             words = [f"{kernel}:attention", "--profile", "quick", "--seed", "0", "--workers", "0", *words]
-        clock, code = profile([*words, "--out", str(Path(folder) / "out")])
+        words += ["--out", str(Path(folder) / "out"), "--store", str(Path(folder) / "store")]
+        if "--warm" in sys.argv:
+            command = [sys.executable, "-m", "reports.command.cli", "verify", *words]
+            subprocess.run(command, check=False, capture_output=True)
+        clock, code = profile(words)
     print(f"unit: {one:.2f} s of processor time (python -c {UNIT!r})\n")
     print(table(clock, one))
     return code
