@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.block import Block
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, format_of
@@ -41,22 +42,44 @@ def observe(subject: Subject, case: Case) -> Outputs:
     return observed.outputs
 
 
-def full_bounds(subject: Subject, case: Case, outputs: Outputs) -> list[dict[str, Float64Array]]:
+Masks = Mapping[str, NDArray[np.bool_]]
+
+
+def full_bounds(
+    subject: Subject, case: Case, outputs: Outputs, *, where: Masks | None = None
+) -> list[dict[str, Float64Array]]:
     """Per form: each output's bound in the output's own shape; inf where nothing is promised (empty or undefined
-    rows)."""
+    rows).
+
+    where: elements of each output whose bound matters (default: all). A block without any stays inf: its bound is not
+    worked out, and nothing is enclosed where no element of any output matters.
+    """
     result = [{n: np.full(v.shape, np.inf) for n, v in outputs.items()} for _ in subject.forms]
-    by_block = bounded(case, {}, subject.forms, {n: format_of(v) for n, v in outputs.items()})
-    for block, by_form in zip(enclose(case), by_block, strict=True):
+    if where is not None and not any(mask.any() for mask in where.values()):
+        return result
+    formats = {n: format_of(v) for n, v in outputs.items()}
+    for block in enclose(case):
         names = [n for n in outputs if block.holds(n)]
+        if where is not None and not any(_part(block, n, where[n]).any() for n in names if n in where):
+            continue
         live = ~(block.empty | block.undefined)
-        for form, bounds in enumerate(by_form):
+        for form, bounds in enumerate(bounded(case, {}, block, subject.forms, formats)):
             for name in names:
                 values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)
-                place = result[form][name]
-                index = block.places.get(name, block.index)
-                target = place[index] if index else place.reshape(len(block.rows), -1)
+                target = _part(block, name, result[form][name])
                 target[...] = values.reshape(target.shape)
     return result
+
+
+def _part(block: Block, name: str, whole: NDArray[Any]) -> NDArray[Any]:
+    """The view of a whole output that the block, evaluated in full, is."""
+    index = block.places.get(name, block.index)
+    return np.asarray(whole[index]) if index else whole.reshape(len(block.rows), -1)
+
+
+def differing(first: Outputs, second: Outputs) -> Masks:
+    """Where two outputs of the same shapes are not the same number: what needs no room needs no bound."""
+    return {n: first[n].astype(np.float64) != np.asarray(second[n]).astype(np.float64) for n in first if n in second}
 
 
 def agree(subject: Subject, case: Case, first: Outputs, other: Case, second: Outputs, *, what: str) -> Judgement:
@@ -66,9 +89,10 @@ def agree(subject: Subject, case: Case, first: Outputs, other: Case, second: Out
 
 
 def _agree(subject: Subject, case: Case, first: Outputs, other: Case, second: Outputs, what: str) -> Judgement:
-    bounds = zip(full_bounds(subject, case, first), full_bounds(subject, other, second), strict=True)
+    where = differing(first, second)
+    one_by_form, two_by_form = (full_bounds(subject, c, o, where=where) for c, o in ((case, first), (other, second)))
     ratios, places = [], []
-    for one, two in bounds:
+    for one, two in zip(one_by_form, two_by_form, strict=True):
         worst, place = 0.0, (next(iter(first)), 0)
         for name in first:
             if name not in second:

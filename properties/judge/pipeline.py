@@ -53,12 +53,11 @@ def weigh_all(
 ) -> list[Weighed]:
     """`weigh` of every block of which some output was asked for and given."""
     given = {n: v for n, v in observed.outputs.items() if n in outputs}
+    formats = {n: format_of(v) for n, v in given.items()}
     rows = rows_to_certify(case)
-    bounds = bounded(case, rows, forms, {n: format_of(v) for n, v in given.items()})
-    blocks = enclose(case, rows=rows)
     return [
-        weigh(subject, case, block, given, forms, first)
-        for block, first in zip(blocks, bounds, strict=True)
+        weigh(subject, case, block, given, forms, bounded(case, rows, block, forms, formats))
+        for block in enclose(case, rows=rows)
         if any(block.holds(n) for n in given)
     ]
 

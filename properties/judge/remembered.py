@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import properties
+from oracle.block import Block, Rows
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.evaluate import enclose, rows_key
+from oracle.evaluate import rows_key
 from oracle.formats import Format
 from oracle.store.kept import Codec, current
 from oracle.store.keys import key_of, version
@@ -30,6 +31,8 @@ from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Subject
 
 Outputs = Mapping[str, NDArray[Any]]
+AllRows = Mapping[tuple[int, ...], Rows]
+"""Rows of those blocks that are not evaluated in full."""
 
 
 def judged(
@@ -47,7 +50,7 @@ def judged(
         return make()
     about = (subject.op, subject.dtype, json.dumps(sorted(subject.conventions.items())))
     key = key_of(
-        version((Path(properties.__file__).parent,)),
+        _source(),
         kind,
         about,
         _named(tuple(forms) or subject.forms),
@@ -65,6 +68,11 @@ def digest_of(outputs: Outputs) -> bytes:
         h.update(f"{name} {array.dtype} {array.shape};".encode())
         h.update(array.tobytes())
     return h.digest()
+
+
+@cache
+def _source() -> bytes:
+    return version((Path(properties.__file__).parent,))
 
 
 @cache
@@ -89,29 +97,26 @@ JUDGEMENTS = Codec(_encode, _decode)
 
 
 def bounded(
-    case: Case, rows: Mapping[tuple[int, ...], Any], forms: Sequence[Contract], formats: Mapping[str, Format]
-) -> Sequence[list[dict[str, Bounded]]]:
-    """Bounds of all outputs in ``formats``, of every block of `enclose` on ``rows``, in its order.
+    case: Case, rows: AllRows, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
+) -> Sequence[Mapping[str, Bounded]]:
+    """By form: the bounds of the outputs in ``formats`` that ``block`` is a part of; none where it is of none.
 
-    A block that is no part of any of them has none. Arrays are not to be changed.
+    block: as `enclose` gives it for these ``rows``. Nobody may change the arrays.
     """
+    own = {name: fmt for name, fmt in formats.items() if block.holds(name)}
+    if not own:
+        return ()
 
-    def make() -> Sequence[list[dict[str, Bounded]]]:
-        found = []
-        for block in enclose(case, rows=rows):
-            own = {name: fmt for name, fmt in formats.items() if block.holds(name)}
-            found.append(bounds_of(case.op)(case, block, forms, own) if own else [])
-        return tuple(found)
+    def make() -> Sequence[Mapping[str, Bounded]]:
+        return bounds_of(case.op)(case, block, forms, own)
 
     store = current()
     if store is None:
         return make()
-    named = sorted(f"{name} {fmt.name}" for name, fmt in formats.items())
-    key = key_of(case.identity(), rows_key(rows), _named(tuple(forms)), tuple(named))
+    named = sorted(f"{name} {fmt.name}" for name, fmt in own.items())
+    key = key_of(case.identity(), rows_key(rows), repr(block.key), _named(tuple(forms)), tuple(named))
     return store.recall("bounds", key, make, size=_bytes)
 
 
-def _bytes(found: Sequence[list[dict[str, Bounded]]]) -> int:
-    return sum(
-        b.bound.nbytes + np.asarray(b.may_overflow).nbytes for block in found for form in block for b in form.values()
-    )
+def _bytes(found: Sequence[Mapping[str, Bounded]]) -> int:
+    return sum(b.bound.nbytes + np.asarray(b.may_overflow).nbytes for form in found for b in form.values())

@@ -16,7 +16,7 @@ from oracle.contract.contract import Contract
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention.case import blocks, visibility
-from properties.checks.metamorphic import Outputs, agree, full_bounds, observe, same_bits
+from properties.checks.metamorphic import Outputs, agree, differing, full_bounds, observe, same_bits
 from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
 from properties.judge.pipeline import certify
@@ -97,11 +97,15 @@ def _used_nan(subject: Subject, case: Case, visible: NDArray[np.bool_]) -> Judge
     return Judgement(Verdict.FAIL, Basis.EXACT, "a NaN in a query row is swallowed: the output row is finite")
 
 
-def _exact_and_room(subject: Subject, case: Case, outputs: Outputs) -> tuple[Float64Array, Float64Array]:
-    """The exact output and the widest bound that a form of the contract gives it, [B, Hq, Sq, Dv]."""
-    exact = np.stack([b.part("out").hi for b in enclose(case)]).reshape(outputs["out"].shape)
-    room = np.max([b["out"] for b in full_bounds(subject, case, {"out": outputs["out"]})], axis=0)
-    return exact, room
+def _exact(case: Case, outputs: Outputs) -> Float64Array:
+    return np.stack([b.part("out").hi for b in enclose(case)]).reshape(outputs["out"].shape)
+
+
+def _widest(subject: Subject, case: Case, outputs: Outputs, where: NDArray[np.bool_]) -> Float64Array:
+    """The widest bound that a form of the contract gives O [B, Hq, Sq, Dv], in heads with an element of ``where``; inf
+    in others."""
+    bounds = full_bounds(subject, case, {"out": outputs["out"]}, where={"out": where})
+    return np.asarray(np.max([b["out"] for b in bounds], axis=0))
 
 
 def reachability(subject: Subject, example: Input) -> Judgement:
@@ -112,8 +116,8 @@ def reachability(subject: Subject, example: Input) -> Judgement:
     case = example.case
     visible = visible_rows(case)
     before = observe(subject, case)
-    exact, room = _exact_and_room(subject, case, before)
-    spoiled = visible.any(axis=-1, keepdims=True) & np.isfinite(room) & ~np.isfinite(before["out"].astype(np.float64))
+    spoiled = visible.any(axis=-1, keepdims=True) & ~np.isfinite(before["out"].astype(np.float64))
+    spoiled &= np.isfinite(_widest(subject, case, before, spoiled))
     if spoiled.any():
         at = [int(i) for i in np.argwhere(spoiled)[0]]
         detail = f"row {at[:3]} sees keys, and its output is not finite"
@@ -128,9 +132,11 @@ def reachability(subject: Subject, example: Input) -> Judgement:
         unseen = _unseen_bits(before, after, ~sees, what=f"rows that may not attend to key {j}")
         if unseen.verdict is not Verdict.PASS:
             return unseen
-        moved, other_room = _exact_and_room(subject, other, after)
-        must_show = (np.abs(exact - moved) > 2 * (room + other_room)) & sees[..., None]
-        stuck = must_show & (before["out"].astype(np.float64) == after["out"].astype(np.float64))
+        stuck = (before["out"].astype(np.float64) == after["out"].astype(np.float64)) & sees[..., None]
+        if stuck.any():
+            moved = np.abs(_exact(case, before) - _exact(other, after))
+            room = _widest(subject, case, before, stuck) + _widest(subject, other, after, stuck)
+            stuck &= moved > 2 * room
         if stuck.any():
             at = [int(i) for i in np.argwhere(stuck)[0]]
             detail = f"row {at[:3]} may attend to key {j} but does not change with it"
@@ -157,10 +163,10 @@ def partition_of_unity(subject: Subject, example: Input) -> Judgement:
     nothing = (0.0, 0.0) if case.options.get("sinks") is not None else (np.inf, -np.inf)
     low = np.where(seen, v[:, :, None], np.inf).min(axis=3, initial=nothing[0])
     high = np.where(seen, v[:, :, None], -np.inf).max(axis=3, initial=nothing[1])
-    room = np.max([b["out"] for b in full_bounds(subject, case, {"out": out["out"]})], axis=0)
     value = out["out"].astype(np.float64)
-    live = visible.any(axis=-1, keepdims=True) & np.isfinite(room)
-    outside = live & ~((value >= low - room) & (value <= high + room))
+    outside = visible.any(axis=-1, keepdims=True) & ~((value >= low) & (value <= high))
+    room = _widest(subject, case, out, outside)
+    outside &= np.isfinite(room) & ~((value >= low - room) & (value <= high + room))
     if outside.any():
         at = [int(i) for i in np.argwhere(outside)[0]]
         return Judgement(
@@ -171,7 +177,7 @@ def partition_of_unity(subject: Subject, example: Input) -> Judgement:
 
 def agree_on(subject: Subject, case: Case, first: Outputs, second: Outputs, *, what: str) -> Judgement:
     """PASS if two outputs for the same case differ by at most twice their bound."""
-    bounds = full_bounds(subject, case, first)
+    bounds = full_bounds(subject, case, first, where=differing(first, second))
     judged = []
     for name in first:
         gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oracle.case import Case
 from properties.checks import model_gate
-from properties.checks.metamorphic import full_bounds, observe
+from properties.checks.metamorphic import differing, full_bounds, observe
 from properties.inputs import strategies
 from properties.inputs.recipes import GENERAL, Logits, Mask, Recipe, array
 from properties.judge.judgements import all_bits, kept, structure_only, within_bound
@@ -153,7 +153,9 @@ def linear(subject: Subject, example: Input) -> Judgement:
     case = example.case
     doubled = case.with_arrays(do=subject.fmt.store(2 * case.arrays["do"].astype(np.float64)))
     first, second = observe(subject, case), observe(subject, doubled)
-    rooms = list(zip(full_bounds(subject, case, first), full_bounds(subject, doubled, second), strict=True))
+    where = differing(first, {n: a.astype(np.float64) / 2 for n, a in second.items()})
+    bounds = (full_bounds(subject, c, o, where=where) for c, o in ((case, first), (doubled, second)))
+    rooms = list(zip(*bounds, strict=True))
     judged = []
     for name in first:
         gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64) / 2)
