@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from oracle.contract.presets import preset_forms
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
+from oracle.ops.contracts import preset_forms
 from oracle.ops.table import op_named
 from properties.checks import model_gate
 from properties.inputs.recipes import Recipe
