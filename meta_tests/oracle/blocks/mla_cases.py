@@ -114,22 +114,29 @@ def form_of(kernel: BlockKernel, fmt: Format, contract: dict[str, Any] | None = 
     )
 
 
-def enclosed(case: Case, form: Contract, fmt: Format) -> tuple[Block, Any]:
-    block = enclose(case)[0]
+def enclosed(case: Case, form: Contract, fmt: Format, block: Block | None = None) -> tuple[Block, Any]:
+    """The block, from the one of ``enclose`` where that is at hand, refined until its radii do not count."""
+    block = enclose(case)[0] if block is None else block
     for precision in (128, 512):
         promise = bounded.bounds(case, block, (form,), {"out": fmt})[0]["out"]
         coarse = ~(block.part("out").rad <= promise.bound / 1000).all(axis=1)
         if not coarse.any():
-            break
+            return block, promise
         block = refine(case, block, coarse, precision)
     return block, bounded.bounds(case, block, (form,), {"out": fmt})[0]["out"]
 
 
 def ratio(
-    kernel: BlockKernel, case: Case, fmt: Format, contract: dict[str, Any] | None = None, *, start: int = 0
+    kernel: BlockKernel,
+    case: Case,
+    fmt: Format,
+    contract: dict[str, Any] | None = None,
+    *,
+    start: int = 0,
+    block: Block | None = None,
 ) -> float:
     """The worst of all rows from ``start`` on."""
-    block, promise = enclosed(case, form_of(kernel, fmt, contract), fmt)
+    block, promise = enclosed(case, form_of(kernel, fmt, contract), fmt, block)
     y = run_block(kernel, fmt.name, wide(case), options_of(case))
     part = block.part("out")
     with np.errstate(all="ignore"):
