@@ -19,6 +19,7 @@ from properties.diagnosis.counterfactual import (
     Change,
     Counterfactual,
     FailingCase,
+    Hypothesis,
     JudgedBlock,
     Key,
     Predictions,
@@ -308,3 +309,7 @@ def _narrow_row_sum(failing: FailingCase) -> Iterator[Counterfactual]:
                     return {"out": p["out"].scaled(f), "lse": p["lse"].at(lse)}
 
                 yield Counterfactual(f"the row sum were kept in {fmt.name}", None, change, fitted=True)
+
+
+# What may befall the whole output of any op.
+WHOLE = (Hypothesis("zeros", zeros), Hypothesis("sign", signs), Hypothesis("places", other_places))

@@ -240,9 +240,7 @@ _SHARED = (
     Hypothesis("heads", heads),
 )
 _OUTPUT = (
-    Hypothesis("zeros", outputs.zeros),
-    Hypothesis("sign", outputs.signs),
-    Hypothesis("places", outputs.other_places),
+    *outputs.WHOLE,
     Hypothesis("narrow output", outputs.rounded_output),
 )
 

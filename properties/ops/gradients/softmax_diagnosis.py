@@ -131,9 +131,7 @@ HYPOTHESES = (
     Hypothesis("sum", sums),
     Hypothesis("axis", other_axes),
     Hypothesis("cotangent", cotangents),
-    Hypothesis("zeros", outputs.zeros),
-    Hypothesis("sign", outputs.signs),
-    Hypothesis("places", outputs.other_places),
+    *outputs.WHOLE,
     Hypothesis("stages", rounded_sums),
     Hypothesis("narrow output", outputs.rounded_output),
 )

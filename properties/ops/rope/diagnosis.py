@@ -284,9 +284,7 @@ def far_out(subject: Subject, case: Case) -> Case | None:
 
 
 _OUTPUT = (
-    Hypothesis("zeros", outputs.zeros),
-    Hypothesis("sign", outputs.signs),
-    Hypothesis("places", outputs.other_places),
+    *outputs.WHOLE,
     Hypothesis("layout of heads", outputs.interleaved_heads),
 )
 
