@@ -24,8 +24,7 @@ def rerun_command(subject: Subject, property_id: str, seed: int, stem: str | Non
         target.spec,
         "--dtype",
         subject.dtype,
-        "--property",
-        property_id,
+        *(("--property", property_id) if property_id != "probe" else ()),
         *target.session.words,
     ]
     if target.forward is not None and "--op" not in words:
@@ -34,6 +33,15 @@ def rerun_command(subject: Subject, property_id: str, seed: int, stem: str | Non
         words += ["--device", subject.device]
     words += ["--case", stem] if stem else ["--profile", subject.profile.name, "--seed", str(seed), "--out", REPLAY]
     return shlex.join(words)
+
+
+def filed_under(record: Record) -> str:
+    """What a failure of a target is counted as: its diagnosis where there is one, what went wrong where no result came,
+    else the property that broke. Failures of one target that are filed alike are told once."""
+    if record.verdict == Verdict.ERROR.value:
+        return record.detail
+    named = record.diagnosis.partition("as if ")
+    return f"as if {named[2]}" if named[1] else f"{record.property}: {record.title}"
 
 
 def failure_message(record: Record) -> str:

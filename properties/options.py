@@ -16,14 +16,15 @@ class Option:
     """One row.
 
     flag: on the command line; short: another spelling of it. suite: its flag in pytest where that differs, None where
-    it never gets there. repeatable: takes a list. switch: takes no value. rerun: decides how a target is called and
-    judged, so that a command that repeats a check must say it, unless it is the default.
+    it never gets there; native: pytest has it itself. repeatable: takes a list. switch: takes no value. rerun: decides
+    how a target is called and judged, so that a command that repeats a check must say it, unless it is the default.
     """
 
     flag: str
     help: str
     short: str = ""
     suite: str | None = ""
+    native: bool = False
     default: Any = None
     type: Callable[[str], Any] | None = None
     choices: tuple[str, ...] = ()
@@ -69,6 +70,16 @@ OPTIONS = (
     Option("--profile", "how much to try", default="default", choices=tuple(sorted(PROFILES))),
     Option("--seed", "seed of every search", default=0, type=int),
     Option("--property", "only this one; repeatable", metavar="ID", repeatable=True),
+    Option(
+        "--only", "only this property of a target in a dtype; repeatable", metavar="TARGET-DTYPE-ID", repeatable=True
+    ),
+    Option(
+        "--last-failed",
+        "ask again only what failed in the run that the folder of records holds",
+        suite=None,
+        switch=True,
+    ),
+    Option("--exitfirst", "stop at the first failure", short="-x", native=True, switch=True),
     Option("--case", "examine this saved case only", type=Path),
     Option(
         "--timeout",
@@ -108,7 +119,7 @@ def add_to(add: Callable[..., Any], *, suite: bool = False) -> None:
     for row in OPTIONS:
         if not suite:
             add(*filter(None, (row.short, row.flag)), **row.keywords())
-        elif row.suite is not None:
+        elif row.suite is not None and not row.native:
             add(row.suite or row.flag, **row.keywords())
 
 

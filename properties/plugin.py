@@ -1,8 +1,11 @@
 """The pytest plugin: options, the parametrisation over targets, dtypes and properties, records and messages.
 
 Loaded by name (``-p properties.plugin``) by the root conftest and by the ``attn-oracle`` command; there is no pytest11
-entry point. Under pytest-xdist every worker writes its own record file; a worker that dies in a call leaves the call's
-``begin`` line, and the controller turns that into an ERROR before another worker takes over.
+entry point. Every worker writes its own record file; a worker that dies in a call leaves the call's ``begin`` line, and
+whoever started it turns that into an ERROR before another worker takes over.
+
+What a test found travels in its report (``user_properties``): ``fit``, what the first calls of a target told, and
+``bad``, the records that are failures.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import traceback
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,102 +22,61 @@ import pytest
 
 from oracle.case import load_case
 from oracle.store.kept import opened as open_store
+from properties.examinations import Candidate, Examination, candidates, chosen_targets, examinations
+from properties.fit import PROPERTY, TITLE, Fit, fit
 from properties.judge.verdict import BAD, Verdict
 from properties.message import failure_message, rerun_command
-from properties.ops.table import properties_for
 from properties.options import add_to, rerun_words
-from properties.property import Property
-from properties.record import Journal, Record, finish, lost, lost_calls, unfinished
+from properties.order import Part
+from properties.record import Journal, Record, bury, lost, lost_calls, plain
 from properties.search import examine, hunt
 from properties.subject import PROFILES, Input, Subject, subject_for
 from properties.waivers import waive
-from targets.calling.gradient import with_gradients
-from targets.calling.registry import BUILTINS, Unavailable, UnknownTarget, load_builtin, resolve_all
-from targets.calling.target import BadTarget, Session, Target
-from targets.probing.probes import probe, returns_lse_unasked
+from targets.calling.target import Session, Target
 
 TARGETS = pytest.StashKey[list[Target]]()
 JOURNAL = pytest.StashKey[Journal]()
+FITS = pytest.StashKey[dict[tuple[str, str], Fit]]()
+KNOWN = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_to(parser.getgroup("attn-oracle").addoption, suite=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """One parameter of the suite: a property of one target at one dtype."""
-
-    target: Target
-    dtype: str
-    prop: Property
-
-    @property
-    def label(self) -> str:
-        return f"{self.target.name}-{self.dtype}-{self.prop.id}"
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "examination: a property of a target")
-
-
-def chosen_targets(config: pytest.Config) -> list[Target]:
-    """The targets asked for, else every built-in that can run here. Usage errors end the session with exit code 4."""
-    op, device = config.getoption("--op"), config.getoption("--device").partition(":")[0]
-    try:
-        if config.getoption("--target"):
-            found = resolve_all(config.getoption("--target"), op=op)
-            saved = config.getoption("--case")
-            return found if saved is None else [t for t in found if t.op == load_case(saved).op]
-        found = []
-        for builtin in BUILTINS:
-            if builtin.by_name:
-                continue
-            try:
-                found.append(load_builtin(builtin))
-            except Unavailable:
-                continue
-        return [t for t in with_gradients(found, op=op) if device in t.devices]
-    except (UnknownTarget, BadTarget, Unavailable) as error:
-        raise pytest.UsageError(str(error)) from error
-
-
-def chosen_dtypes(target: Target, asked: list[str]) -> tuple[str, ...]:
-    """The dtypes at which to examine a target: those asked for that its op and itself take."""
-    known = [d for d in asked or target.dtypes if d in target.row.formats]
-    return tuple(d for d in known if "dtypes" not in target.stated or d in target.dtypes)
+    config.stash[FITS], config.stash[KNOWN] = {}, {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "examination" not in metafunc.fixturenames:
-        return
-    config = metafunc.config
+    for name, listed in (("candidate", candidates), ("examination", examinations)):
+        if name in metafunc.fixturenames:
+            rows = listed(metafunc.config, _targets(metafunc.config))
+            labels = [row.label for row in rows]
+            metafunc.parametrize(name, rows, ids=[_unique(label, i, labels) for i, label in enumerate(labels)])
+
+
+def _targets(config: pytest.Config) -> list[Target]:
     if TARGETS not in config.stash:
         config.stash[TARGETS] = chosen_targets(config)
-    only = set(config.getoption("property"))
-    cases = [
-        Examination(target, dtype, prop)
-        for target in config.stash[TARGETS]
-        for dtype in chosen_dtypes(target, config.getoption("--dtype"))
-        for prop in properties_for(target.op)
-        if not only or prop.id in only
-    ]
-    metafunc.parametrize("examination", cases, ids=[_unique(c.label, i, cases) for i, c in enumerate(cases)])
+    return config.stash[TARGETS]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # A module of an op that no target has leaves one item without an examination.
-    items[:] = [i for i in items if isinstance(_parameter(i), Examination | None)]
+    # A test without anything to ask leaves one item without a parameter.
+    items[:] = [i for i in items if isinstance(asked_in(i), Candidate | Examination | None)]
 
 
-def _parameter(item: pytest.Item) -> object:
+def asked_in(item: pytest.Item) -> object:
+    """What a test of the suite asks: a `Candidate`, an `Examination`; None for a test of another kind."""
     callspec = getattr(item, "callspec", None)
-    return None if callspec is None else callspec.params.get("examination")
+    found = {} if callspec is None else callspec.params
+    return found.get("examination", found.get("candidate"))
 
 
-def _unique(label: str, index: int, cases: list[Examination]) -> str:
-    same = [i for i, c in enumerate(cases) if c.label == label]
-    return label if len(same) == 1 else f"{label}-{same.index(index) + 1}"
+def _unique(label: str, index: int, labels: list[str]) -> str:
+    return label if labels.count(label) == 1 else f"{label}-{labels[: index + 1].count(label)}"
 
 
 def records_folder(config: pytest.Config) -> Path:
@@ -152,22 +114,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: Any, sched: Any) -> None:
-    """In the controller, when a worker died: the calls it was in become ERRORs, and a death in no call a fault."""
-    config = report.node.config
-    folder = records_folder(config)
-    worker = report.node.gateway.id
-    died = unfinished(folder, file=f"records-{worker}.jsonl")
-    for path, row in died:
-        finish(path, row, lost(row))
-    if not died:
-        journal = Journal(folder, "run")
-        journal.note("fault", {"test": crashitem, "detail": f"worker {worker} died outside of any call of a target"})
-        journal.close()
+    """In xdist's controller, when a worker died: the calls it was in become ERRORs, and a death in no call a fault."""
+    found = bury(records_folder(report.node.config), report.node.gateway.id, crashitem)
+    report.user_properties = [("bad", [plain(asdict(r)) for r in found])]
 
 
 @pytest.fixture(scope="session")
 def subjects(request: pytest.FixtureRequest) -> dict[tuple[str, str], Subject]:
-    """Benches made so far; conventions are probed once per target and dtype."""
+    """Subjects made so far."""
     return {}
 
 
@@ -178,58 +132,93 @@ def subject(
     journal: Journal,
     subjects: dict[tuple[str, str], Subject],
 ) -> Subject:
-    key = (examination.target.name, examination.dtype)
+    """The subject of an examination; where not even tiny calls of its target succeed the test is skipped."""
+    config, key = request.config, (examination.target.name, examination.dtype)
+    found = config.stash[FITS].get(key) or settle(config, Candidate(examination.target, examination.dtype), journal)
+    if found.misfit:
+        pytest.skip(found.misfit)
     if key not in subjects:
-        subjects[key] = _subject(request.config, examination, journal)
+        stated = dict(item.split("=", 1) for item in config.getoption("--convention"))
+        target = found.taken_by(_with_session(config, examination.target, examination.dtype))
+        subjects[key] = _subject(config, target, examination.dtype, {**found.conventions, **stated})
     return subjects[key]
 
 
-def _subject(config: pytest.Config, examination: Examination, journal: Journal) -> Subject:
-    target, dtype, device = examination.target, examination.dtype, config.getoption("--device")
-    stated = dict(item.split("=", 1) for item in config.getoption("--convention"))
-    seconds = config.getoption("--call-seconds")
+def settle(config: pytest.Config, candidate: Candidate, journal: Journal) -> Fit:
+    """The first calls of a target at a dtype; from then on this process knows what they told."""
+    target, dtype = _with_session(config, candidate.target, candidate.dtype), candidate.dtype
+    subject = _subject(config, target, dtype)
+    journal.context = _context(subject, PROPERTY, TITLE, config)
+    serial = journal.begin(_about(candidate))
+    found = fit(subject)
+    journal.complete(serial, None)
+    config.stash[FITS][target.name, dtype] = found
+    return found
+
+
+def check_fit(item: pytest.Item, candidate: Candidate, journal: Journal) -> None:
+    """`settle`; where nothing can be asked, one record says why, and the test fails or is skipped."""
+    found = settle(item.config, candidate, journal)
+    item.user_properties.append(("fit", plain(asdict(found))))
+    if not found.misfit:
+        return
+    told = lost({**journal.context, **_about(candidate)})
+    record = replace(told, verdict=found.verdict, detail=found.misfit, description=found.description)
+    journal.complete(journal.begin(_about(candidate)), record)
+    if found.verdict == Verdict.UNSUPPORTED.value:
+        journal.note("untested", _untested(record))
+        pytest.skip(found.misfit)
+    _fail(item, [record])
+
+
+def _about(candidate: Candidate) -> dict[str, Any]:
+    told = {"target": candidate.target.name, "op": candidate.target.op, "dtype": candidate.dtype}
+    return {**told, "property": PROPERTY, "description": "tiny inputs", "features": {}}
+
+
+def _fail(item: pytest.Item, bad: list[Record]) -> None:
+    item.user_properties.append(("bad", [plain(asdict(r)) for r in bad]))
+    pytest.fail("\n".join(failure_message(r) for r in bad[:3]), pytrace=False)
+
+
+def _with_session(config: pytest.Config, target: Target, dtype: str) -> Target:
     session = Session(
-        seconds=seconds,
+        seconds=config.getoption("--call-seconds"),
         lost=lost_calls(records_folder(config), target.name, dtype),
         expendable=hasattr(config, "workerinput"),
         words=rerun_words(vars(config.option)),
     )
-    target = replace(target, session=session)
+    return replace(target, session=session)
+
+
+def _subject(
+    config: pytest.Config, target: Target, dtype: str, conventions: Mapping[str, str] | None = None
+) -> Subject:
     whole = not config.getoption("--target") and not config.getoption("--dtype")
     profile = PROFILES[config.getoption("--profile")]
     profile = replace(profile, shared=whole and profile.name != "deep")
-    contract = config.getoption("--contract")
-    plain = subject_for(target, dtype, device=device, contract=contract, profile=profile)
-    journal.context = _context(plain, examination.prop, config)
-    # The tiny calls that find conventions may be the ones that never return.
-    about = {"target": target.name, "op": target.op, "dtype": dtype, "property": "probe", "features": {}}
-    serial = journal.begin(about | {"title": "tiny calls that find conventions", "description": "tiny inputs"})
-    if returns_lse_unasked(target, dtype, device=device):
-        target = replace(target, parameters={**target.parameters, "return_lse": None})
-    asked = target if target.forward is None else replace(target.forward, session=session)
-    conventions = {**probe(asked, dtype, device=device), **stated}
-    journal.complete(serial, None)
-    made = subject_for(target, dtype, device=device, contract=contract, conventions=conventions, profile=profile)
-    return replace(made, seconds=seconds)
+    how: dict[str, Any] = {"device": config.getoption("--device"), "contract": config.getoption("--contract")}
+    made = subject_for(target, dtype, conventions=conventions, profile=profile, **how)
+    return replace(made, seconds=config.getoption("--call-seconds"))
 
 
-def _context(subject: Subject, prop: Property, config: pytest.Config) -> dict[str, Any]:
+def _context(subject: Subject, property_id: str, title: str, config: pytest.Config) -> dict[str, Any]:
     saved = config.getoption("--case") and str(config.getoption("--case"))
     return {
         "origin": subject.target.origin,
         "device": subject.device,
-        "title": prop.title,
+        "title": title,
         "contract": subject.forms[0].preset if subject.forms else "",
-        "rerun": rerun_command(subject, prop.id, config.getoption("--seed"), saved),
+        "rerun": rerun_command(subject, property_id, config.getoption("--seed"), saved),
     }
 
 
-def check(config: pytest.Config, subject: Subject, prop: Property, journal: Journal) -> list[Record]:
+def check(item: pytest.Item, subject: Subject, part: Part, journal: Journal) -> None:
     """Run one examination and fail the test, with the message, where a record is bad and not waived."""
-    folder = records_folder(config)
-    seed = config.getoption("--seed")
-    saved = config.getoption("--case")
-    journal.context = _context(subject, prop, config)
+    config, prop = item.config, part.prop
+    folder, seed, saved = records_folder(config), config.getoption("--seed"), config.getoption("--case")
+    known = config.stash[KNOWN].setdefault(subject.target.name, [])
+    journal.context = _context(subject, prop.id, prop.title, config)
     if saved is not None:
         given, title = saved_input(saved)
         if title not in ("", prop.title):
@@ -237,15 +226,16 @@ def check(config: pytest.Config, subject: Subject, prop: Property, journal: Jour
             pytest.skip(f"the saved case is about: {title}")
         records = [examine(subject, prop, given, seed=seed, journal=journal, folder=folder)]
     else:
-        records = hunt(subject, prop, seed=seed, journal=journal, folder=folder)
+        how: dict[str, Any] = {"part": part, "known": known, "once": bool(config.getoption("maxfail"))}
+        records = hunt(subject, prop, seed=seed, journal=journal, folder=folder, **how)
     bad = [r for r in records if Verdict(r.verdict) in BAD and waive(r) is None]
+    known += dict.fromkeys(r.diagnosis for r in bad if r.diagnosis and r.diagnosis not in known)
     if bad:
-        pytest.fail("\n".join(failure_message(r) for r in bad[:3]), pytrace=False)
+        _fail(item, bad)
     if all(r.verdict == Verdict.UNSUPPORTED.value for r in records):
         if records:
             journal.note("untested", _untested(records[0]))
         pytest.skip(records[0].detail if records else "nothing to examine")
-    return records
 
 
 def saved_input(path: Path) -> tuple[Input, str]:
@@ -262,10 +252,4 @@ def saved_input(path: Path) -> tuple[Input, str]:
 
 
 def _untested(record: Record) -> dict[str, str]:
-    return {
-        "target": record.target,
-        "op": record.op,
-        "dtype": record.dtype,
-        "property": record.property,
-        "reason": record.detail,
-    }
+    return {n: getattr(record, n) for n in ("target", "op", "dtype", "property")} | {"reason": record.detail}

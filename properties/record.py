@@ -66,14 +66,15 @@ class DamagedRecords(ValueError):
     """A record file that cannot be read or written at all; one line that names it."""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold of a value: lists, dicts with text keys, numbers; inf and nan as text."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if hasattr(value, "tolist"):
         # A numpy scalar or array.
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         # JSON has no inf or nan: they travel as strings and come back through float().
         return str(value)
@@ -81,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(row), sort_keys=True, allow_nan=False) + "\n"
+    return json.dumps(plain(row), sort_keys=True, allow_nan=False) + "\n"
 
 
 class Journal:
@@ -197,6 +198,24 @@ def lost(row: Mapping[str, Any]) -> Record:
         features=features if isinstance(features, Mapping) else {},
         rerun=text("rerun"),
     )
+
+
+def bury(folder: Path, worker: str, test: str) -> list[Record]:
+    """End on behalf of a worker that died what it had begun: ERRORs, or a fault if it was in no call of a target."""
+    died = unfinished(folder, file=f"records-{worker}.jsonl")
+    found = [lost(row) for _, row in died]
+    for (path, row), record in zip(died, found, strict=True):
+        finish(path, row, record)
+    if not died:
+        journal = Journal(folder, "run")
+        journal.note("fault", {"test": test, "detail": f"worker {worker} died outside of any call of a target"})
+        journal.close()
+    return found
+
+
+def died(record: Record) -> bool:
+    """Whether the call of a record ended its process or did not end in time."""
+    return record.detail.startswith((DIED, "timeout: "))
 
 
 def lost_calls(folder: Path, target: str, dtype: str) -> list[str]:

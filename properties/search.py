@@ -32,6 +32,10 @@ from properties.subject import Input, Subject
 FEW = 6
 
 
+# Numbers in the inputs of a case that nobody wants smaller before reading it.
+SMALL = 4096
+
+
 class Refuted(Exception):
     """A drawn case broke the property; always the same type and place, so that Hypothesis shrinks one failure."""
 
@@ -44,9 +48,15 @@ def hunt(
     journal: Journal | None = None,
     folder: Path | None = None,
     part: Part | None = None,
+    known: Sequence[str] = (),
+    once: bool = False,
 ) -> list[Record]:
     """All records of ``prop`` on ``subject``, or of a ``part`` of its inputs. Failing cases are saved under
-    ``folder``/cases."""
+    ``folder``/cases.
+
+    known: diagnoses of the target's earlier failures: what looks like one of them is not shrunk again. once: after
+    the first failure only a smaller one is looked for, if it is not small.
+    """
     missing, first = prop.missing(subject), part is not None and part.first
     if missing:
         if first:
@@ -60,13 +70,31 @@ def hunt(
         # Failing edges are diagnosed until they have taken as long as the shrinking of a search may.
         explain = spent < subject.profile.shrink_seconds
         # Most failures of one list have the same cause.
-        known = tuple(dict.fromkeys(record.diagnosis for record in records if record.diagnosis))
-        how: dict[str, Any] = {"seed": seed, "journal": journal, "folder": folder, "explain": explain, "known": known}
+        said = tuple(dict.fromkeys((*known, *(record.diagnosis for record in records if record.diagnosis))))
+        how: dict[str, Any] = {"seed": seed, "journal": journal, "folder": folder, "explain": explain, "known": said}
         records.append(examine(subject, prop, edge, **how))
+        failed = Verdict(records[-1].verdict) in BAD
+        if failed and (once or _enough(records, known, subject.profile.enough)):
+            break
         spent += time.perf_counter() - start if records[-1].verdict == Verdict.FAIL.value else 0.0
-    if prop.search is not None and not first:
-        records += _search(subject, prop, seed, journal, folder)
+    bad = [record for record in records if Verdict(record.verdict) in BAD]
+    if prop.search is None or _enough(bad, known, subject.profile.enough):
+        return records
+    if (once and bad and not _small(edge)) or not (first or (once and bad)):
+        said = tuple(dict.fromkeys((*known, *(record.diagnosis for record in bad if record.diagnosis))))
+        found = _search(subject, prop, seed, journal, folder, said)
+        # What a search finds to hold after a failure that ended the list would be a pass of what was not asked.
+        records += found if not (once and bad) else [r for r in found if Verdict(r.verdict) in BAD]
     return records
+
+
+def _enough(records: Sequence[Record], known: Sequence[str], limit: int) -> bool:
+    """Whether so many cases of one examination have the look of a defect that was known before it."""
+    return bool(limit) and sum(bool(r.diagnosis) and r.diagnosis in known for r in records) >= limit
+
+
+def _small(given_input: Input) -> bool:
+    return sum(array.size for array in given_input.case.arrays.values()) <= SMALL
 
 
 def _edges(subject: Subject, prop: Property, part: Part | None = None) -> Iterator[Input]:
@@ -154,7 +182,14 @@ def _refused(subject: Subject, case: Case) -> str:
     return ""
 
 
-def _search(subject: Subject, prop: Property, seed: int, journal: Journal | None, folder: Path | None) -> list[Record]:
+def _search(
+    subject: Subject,
+    prop: Property,
+    seed: int,
+    journal: Journal | None,
+    folder: Path | None,
+    said: Sequence[str],
+) -> list[Record]:
     assert prop.search is not None
     tried, seconds = 0, 0.0
     known: dict[str, Judgement] = {}
@@ -190,7 +225,8 @@ def _search(subject: Subject, prop: Property, seed: int, journal: Journal | None
         judgement = known[digest]
         if judgement.verdict in BAD:
             if smallest is None:
-                stop_shrinking = time.perf_counter() + subject.profile.shrink_seconds
+                again = bool(said) and explained(subject, example, judgement, said) in said
+                stop_shrinking = time.perf_counter() + (0.0 if again else subject.profile.shrink_seconds)
             smallest = (example, judgement)
             raise Refuted
         if nearest is None or _rank(judgement) > _rank(nearest[1]):
@@ -202,7 +238,7 @@ def _search(subject: Subject, prop: Property, seed: int, journal: Journal | None
     if found is None:
         return []
     serial = _begin(journal, subject, prop, found[0])
-    diagnosis = explained(subject, *found)
+    diagnosis = explained(subject, *found, said)
     record = record_of(
         subject, prop, *found, seed=seed, folder=folder, seconds=seconds, examples=tried, diagnosis=diagnosis
     )

@@ -23,6 +23,7 @@ LOG2_E = 1.4426950408889634
 class Profile:
     """How much to try. examples: a search's cases. shrink_seconds: spent on shrinking a failure. large: largest Sk.
 
+    enough: failures with a look known from elsewhere after which a question is not asked further (0: always asked).
     shared: the time is that of all built-in targets together, so that interpreted ones, whose calls take a hundred
     times as long, try less of it.
     """
@@ -31,11 +32,12 @@ class Profile:
     examples: int
     shrink_seconds: float
     large: int
+    enough: int = 0
     shared: bool = False
 
 
 PROFILES = {
-    "quick": Profile("quick", 15, 4.0, 1024),
+    "quick": Profile("quick", 15, 4.0, 1024, enough=1),
     "default": Profile("default", 32, 15.0, 4096),
     "deep": Profile("deep", 500, 60.0, 16384),
 }

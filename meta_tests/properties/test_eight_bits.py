@@ -13,13 +13,13 @@ from oracle.formats import EIGHT_BITS, FORMATS, STORAGE
 from oracle.ops.contracts import declared_forms, ladder
 from oracle.ops.table import ops
 from properties.diagnosis.engine import diagnose
+from properties.examinations import chosen_dtypes
 from properties.inputs.recipes import Mask
 from properties.inputs.strategies import attention_input
 from properties.judge.judgements import within_bound
 from properties.judge.verdict import Verdict
 from properties.ops.attention.options import Extras, descales, held
 from properties.ops.table import properties_for
-from properties.plugin import chosen_dtypes
 from properties.subject import PROFILES, Subject, subject_for
 from reports.command.options import parsed
 from reports.command.request import WrongUse, check, left_out

@@ -16,13 +16,14 @@ def given(*words: str) -> dict[str, object]:
 def in_suite(words: list[str]) -> dict[str, object]:
     parser = argparse.ArgumentParser()
     add_to(parser.add_argument, suite=True)
+    parser.add_argument("-x", "--exitfirst", action="store_true")
     return vars(parser.parse_args(words))
 
 
 ALL = (
     *("kernel.py:f", "--target", "g", "--op", "rope", "--dtype", "bf16", "--dtype", "fp32", "--device", "cuda:1"),
     *("--contract", "flash", "--convention", "lse_base=2", "--profile", "quick", "--seed", "7", "--property", "P1"),
-    *("--case", "x.json", "--timeout", "0.5", "--out", "there"),
+    *("--case", "x.json", "--timeout", "0.5", "--out", "there", "--only", "f-bf16-P1", "-x"),
 )
 
 

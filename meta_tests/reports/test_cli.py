@@ -233,7 +233,7 @@ def test_a_fault_while_conventions_are_probed_is_a_fault(
     def broken(*_: Any, **__: Any) -> dict[str, str]:
         raise ZeroDivisionError("in a probe")
 
-    monkeypatch.setattr("properties.plugin.probe", broken)
+    monkeypatch.setattr("properties.fit.probe", broken)
     done = told(monkeypatch, tmp_path / "out", judging(Verdict.PASS))
     assert done.code == 3
     assert "in a probe" in done.run.faults[0]
@@ -427,7 +427,7 @@ def test_the_users_own_pytest_settings_do_not_reach_the_suite(tmp_path: Path) ->
     done = spawn(words, tmp_path, PYTEST_ADDOPTS="--no-such-option", PYTEST_PLUGINS="nosuchplugin")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out" / "report.md").is_file()
-    assert "3 passed" in done.stdout
+    assert "9 PASS" in done.stdout
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__", "out"} == {
         "kernel.py",
         "conftest.py",

@@ -22,13 +22,14 @@ from oracle.store.kept import default_folder
 from properties.record import DamagedRecords, Journal, lines
 from properties.waivers import BadWaiver
 from reports.command import suite
+from reports.command.again import ask_again
 from reports.command.changes import changes, document
 from reports.command.conclude import conclude
 from reports.command.environment import environment
 from reports.command.listing import as_text, listing
 from reports.command.options import PROGRAM, parsed
 from reports.command.request import WrongUse, check, left_out
-from reports.command.terminal import summary
+from reports.command.terminal import as_understood, nothing_fits, summary
 from reports.run.compare import compare
 from reports.run.load import UnlikeRuns
 from targets.calling.registry import Unavailable, UnknownTarget
@@ -79,8 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace, words: list[str]) -> int:
-    found = check(options)
     out = options.records = _folder(options)
+    if options.last_failed:
+        ask_again(options, out)
+    found = check(options)
     _clear(out, options.case)
     if options.json is not None:
         _try_to_write(options.json)
@@ -90,19 +93,28 @@ def _verify(options: argparse.Namespace, words: list[str]) -> int:
         run.note("untested", {"target": name, "op": "", "dtype": "", "property": "", "reason": reason})
     run.close()
     options.store = options.store or default_folder()
-    code = suite.run_suite(options)
+    if options.case is None:
+        for target in found:
+            print(as_understood(target), flush=True)
+    code = suite.run_suite(options, found, sys.stdout)
     if code == suite.USAGE:
         return WRONG_USE
-    whole = not options.property and options.case is None and options.contract is None and not options.convention
+    narrowed = options.property or options.only or options.exitfirst or options.case is not None
+    whole = not narrowed and options.contract is None and not options.convention
     concluded = conclude(out, complete=whole and options.profile != "quick", interrupted=code == suite.INTERRUPTED)
     for line in _about_the_store(out):
         print(f"{PROGRAM}: {line}", file=sys.stderr)
-    pages, fault = _pages(out)
-    print("\n" + summary(concluded, pages))
     if options.json is not None:
         records = [_finite(asdict(r)) for r in concluded.records]
         options.json.write_text(json.dumps(records, indent=1, default=str) + "\n", encoding="utf-8")
-    if code == suite.BROKEN and concluded.code == 0:
+    misfits = nothing_fits(concluded)
+    if misfits:
+        for line in misfits:
+            print(f"{PROGRAM}: {line}", file=sys.stderr)
+        return WRONG_USE
+    pages, fault = _pages(out)
+    print("\n" + summary(concluded, pages, told=True))
+    if code == BROKEN and concluded.code == 0:
         fault = "pytest reports a failure that no record explains"
     if code == suite.INTERNAL:
         fault = "pytest stopped with an internal error (above)"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import properties
 from properties.options import forwarded
+from targets.calling.target import Target
 
 # pytest's own exit codes.
 BROKEN, INTERRUPTED, INTERNAL, USAGE = 1, 2, 3, 4
@@ -17,12 +22,15 @@ BROKEN, INTERRUPTED, INTERNAL, USAGE = 1, 2, 3, 4
 _LIMITS = {"quick": 1800, "default": 7200, "deep": 86400}
 
 
-def run_suite(options: argparse.Namespace) -> int:
-    """pytest's exit code."""
+def run_suite(options: argparse.Namespace, named: Sequence[Target], stream: TextIO) -> int:
+    """pytest's exit code; what happens is said on ``stream`` as it happens."""
     import pytest
 
+    from properties.forked import Forked
+    from reports.command.live import Live
+
     folder = Path(properties.__file__).parent
-    workers = options.workers if options.workers is not None else min(_cores(), 8)
+    workers = _workers(options)
     arguments = [
         str(folder),
         "-p", "properties.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout", "-p", "no:faulthandler",
@@ -31,10 +39,33 @@ def run_suite(options: argparse.Namespace) -> int:
         "-q", "--no-header", "-rN", "--tb=no",
         f"--timeout={_LIMITS[options.profile]}", "--timeout-method=thread",
     ]  # fmt: skip
-    # Workers that die are replaced as often as it takes: a target is given up after a few lost calls.
-    arguments += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart=9999"] if workers > 0 else []
-    with _environment(workers):
-        return int(pytest.main([*arguments, *forwarded(vars(options))]))
+    live = Live(stream, named, terminal=stream.isatty())
+    plugins: list[object] = [live]
+    if workers and _may_fork(options.device):
+        plugins.append(Forked(workers, _LIMITS[options.profile], live.tick))
+    elif workers:
+        # Workers that die are replaced as often as it takes: a target is given up after a few lost calls.
+        arguments += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart=9999"]
+    # What pytest itself would say is of use only where it breaks.
+    words = io.StringIO()
+    with _environment(workers), contextlib.redirect_stdout(words):
+        code = int(pytest.main([*arguments, *forwarded(vars(options))], plugins=plugins))
+    if code == INTERNAL:
+        sys.stderr.write(words.getvalue())
+    return code
+
+
+def _workers(options: argparse.Namespace) -> int:
+    if options.workers is not None:
+        return int(options.workers)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if options.case is not None else min(cores, 8)
+
+
+def _may_fork(device: str) -> bool:
+    """Whether children can go on from here: a GPU's driver does not survive that, nor do some systems' libraries."""
+    torch = sys.modules.get("torch")
+    return sys.platform == "linux" and device == "cpu" and not (torch is not None and torch.cuda.is_initialized())
 
 
 @contextmanager
@@ -53,7 +84,3 @@ def _environment(workers: int) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
