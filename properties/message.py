@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 
 from properties.judge.verdict import Basis, Verdict
@@ -42,6 +43,12 @@ def filed_under(record: Record) -> str:
         return record.detail
     named = record.diagnosis.partition("as if ")
     return f"as if {named[2]}" if named[1] else f"{record.property}: {record.title}"
+
+
+def same_defect(record: Record) -> tuple[str, str]:
+    """What failures that are told once share: the target, and `filed_under` whatever the numbers in it."""
+    text = re.sub(r"\b(\w+) was\b", r"# \1s were", filed_under(record)) if "as if " in record.diagnosis else ""
+    return record.target, re.sub(r"\d+", "#", text) or filed_under(record)
 
 
 def failure_message(record: Record) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import pytest
 
 from properties.examinations import Examination
-from properties.message import failure_message, filed_under
+from properties.message import failure_message, filed_under, same_defect
 from properties.plugin import asked_in
 from properties.record import Record
 from reports.command.terminal import property_order, size
@@ -115,12 +115,12 @@ class Live:
         self._failures += len(records)
         groups: dict[tuple[str, str], list[Record]] = {}
         for record in records:
-            groups.setdefault((record.target, filed_under(record)), []).append(record)
+            groups.setdefault(same_defect(record), []).append(record)
         for key, rows in groups.items():
             first = min(rows, key=size)
             if key not in self._told:
                 self._say("\n" + failure_message(first) + "\n")
             else:
                 for name in sorted({r.property for r in rows}, key=property_order):
-                    self._say(f"also {first.target} {name} in {first.dtype}: {key[1]}")
+                    self._say(f"also {first.target} {name} in {first.dtype}: {filed_under(first)}")
             self._told[key] += len(rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from properties.fit import PROPERTY, understood
 from properties.judge.verdict import BAD, Verdict, exit_code
-from properties.message import failure_message, filed_under
+from properties.message import failure_message, filed_under, same_defect
 from properties.record import Record, died
 from reports.command.conclude import Conclusion
 from reports.run.load import Untested
@@ -70,7 +70,7 @@ def _findings(records: Iterable[Record]) -> list[list[Record]]:
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for r in records:
         if Verdict(r.verdict) in BAD and r.property != "contract":
-            groups[r.target, filed_under(r)].append(r)
+            groups[same_defect(r)].append(r)
     return list(groups.values())
 
 
