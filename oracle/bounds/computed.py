@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 from oracle.block import Block
 from oracle.bounds import forward
+from oracle.bounds.landscape import Landscape, inflation, landscape
+from oracle.bounds.spread import Spread, spread
 from oracle.contract.constants import Constants, compound, dot_error
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
@@ -204,7 +206,7 @@ class Attended:
 class Weighed:
     """The weights of attention of computed q and k: their landscape, eps and rho [r, n], and reach, the |q||k|."""
 
-    land: forward.Landscape
+    land: Landscape
     eps: Float64Array
     rho: Float64Array
     tilted: forward.Tilted
@@ -216,17 +218,15 @@ class HeadBlock:
     """One head's exact numbers, as the bounds of all forms read them: its O and its landscape."""
 
     out: Enclosure
-    land: forward.Landscape
+    land: Landscape
 
 
 def head_of(block: Block) -> HeadBlock:
     """From the block of one head, which has parts scores, shift, total, lse and out."""
-    return HeadBlock(block.part("out"), forward.landscape(block))
+    return HeadBlock(block.part("out"), landscape(block))
 
 
-def weighed(
-    q: Computed, k: Computed, alpha: float, land: forward.Landscape, contract: Contract, c: Constants
-) -> Weighed:
+def weighed(q: Computed, k: Computed, alpha: float, land: Landscape, contract: Contract, c: Constants) -> Weighed:
     dims = q.mid.shape[1]
     moved = q.reach @ k.wrong.T + q.wrong @ k.size.T
     reach = q.reach @ k.reach.T
@@ -238,14 +238,14 @@ def weighed(
     return Weighed(land, eps, rho, forward.tilt(rho, land), reach)
 
 
-def spread_of(v: Computed, out: Enclosure, w: Weighed) -> forward.Spread:
+def spread_of(v: Computed, out: Enclosure, w: Weighed) -> Spread:
     """Sums over the exact v, which is known to within its radius only.
 
     The widest radius of each column widens all distances |v - O|.
     """
     vague = v.rad.max(axis=0, initial=0.0)
     near = Enclosure(out.hi, out.lo, out.rad + vague)
-    found = forward.spread(v.mid, near, [w.tilted.moved], w.land.visible)
+    found = spread(v.mid, near, [w.tilted.moved], w.land.visible)
     return replace(found, largest=found.largest + vague, size=found.size + w.land.keys * vague)
 
 
@@ -263,10 +263,10 @@ def attended(
     all_wrong = land.visible.astype(np.float64) @ v.wrong
     reached = replace(found, distance=found.distance + all_wrong, size=found.size + all_wrong)
     inner = inner + forward.underflow_part(tilted, land, reached, contract, c) + c.omega_v * (1 + k_p)
-    apart = forward.sweeps_apart(w.eps, w.rho, land, contract, c)
+    apart = forward.sweeps_apart(w.eps, w.tilted, land, contract, c)
     kept = replace(c, u_o=max(heads.unit, c.u), omega_o=max(heads.omega, c.compute.omega))
     wrong = forward.out_bound(inner, out, land, contract, kept, apart=apart)
-    wrong = wrong * forward.inflation(land, q.mid.shape[1])
+    wrong = wrong * inflation(land, q.mid.shape[1])
     heavy = np.exp(contract.lag) * (found.largest + of_v) / land.total_inverse
     broken = scores_broken(w, alpha, contract, c) | (heavy >= c.compute.max_finite / 2).any(axis=1, keepdims=True)
     broken |= (out.upper_abs() + wrong >= heads.limit).any(axis=1, keepdims=True)

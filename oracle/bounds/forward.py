@@ -13,89 +13,25 @@ non-negative numbers; the caller multiplies by `inflation` once at the end.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import log, log1p
+from math import exp, expm1, log, log1p
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.block import Block
+from oracle.bounds.landscape import Landscape
+from oracle.bounds.spread import Spread
 from oracle.contract.constants import Constants, accumulation_error, compound, rescale_error, row_sum_error, tiles
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.formats import Float64Array, Format
 
 LARGEST_EXPONENT = 600.0
+# Up to here three terms of a series are as good as an exponential.
+SMALL = 2.0**-8
 # Roundings of one score (scale constant, log2 e, product, multiply; bias and slope) and of its exponent, and of |m|,
 # |L| in L.
 SCORE_ROUNDINGS, SCORE_ROUNDINGS_WITH_BIAS, EXPONENT_ROUNDINGS = 6, 8, 6
 MAX_ROUNDINGS, LSE_ROUNDINGS = 4, 3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Landscape:
-    """Upper bounds of what one block's rows look like, from enclosures; all [r, n] or [r, 1], zero where not visible.
-
-    slack: how far the true maximum of a row may lie from the shift. sink: whether the last key is one.
-    """
-
-    keys: int
-    visible: NDArray[np.bool_]
-    scores: Float64Array
-    scores_rad: Float64Array
-    size: Float64Array
-    below_max: Float64Array
-    log_p: Float64Array
-    p: Float64Array
-    shift: Float64Array
-    max_size: Float64Array
-    slack: Float64Array
-    lse_size: Float64Array
-    total_inverse: Float64Array
-    log_total: Float64Array
-    sink: bool = False
-
-
-def landscape(block: Block) -> Landscape:
-    """What the bounds need of a block that has parts scores [r, n], shift, total and lse [r, 1], perhaps a sink."""
-    scores, shift = block.part("scores"), block.part("shift")
-    total, lse = block.part("total"), block.part("whole_lse" if "whole_lse" in block.values else "lse")
-    visible = block.visible_keys()
-    if "sink" in block.values:
-        # The last key is the sink: its value is 0.
-        logit = block.part("sink")
-        scores = Enclosure(*(np.hstack(pair) for pair in zip(scores.parts(), logit.parts(), strict=True)))
-        visible = np.hstack([visible, np.ones((len(visible), 1), dtype=bool)])
-    with np.errstate(all="ignore"):
-        rad = np.where(visible, scores.rad, 0.0)
-        slack = rad.max(axis=1, keepdims=True, initial=0.0)
-        size = np.where(visible, scores.upper_abs(), 0.0)
-        below = np.where(visible, np.maximum(shift.hi - scores.hi + rad + slack, 0.0) + 2.0**-52 * size, 0.0)
-        lse_size = lse.upper_abs()
-        # What the low parts of midpoints and the roundings of this line can move.
-        log_p = scores.hi - lse.hi + rad + lse.rad + 2.0**-50 * (size + lse_size)
-        lowest = np.maximum(total.hi - total.rad, 0.5)
-        return Landscape(
-            keys=visible.shape[1],
-            visible=visible,
-            scores=scores.hi,
-            scores_rad=rad,
-            size=size,
-            below_max=below,
-            log_p=np.where(visible, log_p, -np.inf),
-            p=np.where(visible, np.exp(log_p), 0.0),
-            shift=shift.hi,
-            max_size=np.abs(shift.hi) + slack,
-            slack=slack,
-            lse_size=lse_size,
-            total_inverse=1.0 / lowest,
-            log_total=np.maximum(np.log(total.upper_abs()), 0.0) + slack,
-            sink="sink" in block.values,
-        )
-
-
-def inflation(land: Landscape, inner: int) -> float:
-    """Covers the float64 roundings of evaluating the bound itself."""
-    return 1.0 + 2.0**-52 * (land.keys + inner + 512)
 
 
 def dot_scores_error(
@@ -135,19 +71,31 @@ def stored_scores_error(
 
 def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
     """rho [r, n]: bound of |ln(1 + a_j)| for the weights of the computed softmax; zero where not visible."""
+    return land.seen(uneven_weight_error(eps, land, contract, c) + even_weight_error(land, contract, c))
+
+
+def even_weight_error(land: Landscape, contract: Contract, c: Constants) -> float:
+    """The part of rho that is the same for every key, and in every row."""
+    even = rescale_error(contract, c, land.keys) + _exponent_unit(c) * contract.lag
+    if contract.row_sum == "rounded":
+        even -= log1p(-c.u_P)
+    if contract.splits > 1:
+        even += c.e_log * log(max(land.keys, 1)) + c.e_ln - log1p(-c.e_exp)
+    return even
+
+
+def uneven_weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
+    """The rest of rho: what follows the scores."""
     with np.errstate(all="ignore"):
-        rho = eps + _exponent_error(eps, land, contract, c)
-        rho = rho + rescale_error(contract, c, land.keys)
-        if contract.row_sum == "rounded":
-            rho = rho - log1p(-c.u_P)
+        rho = _exponent_error(eps, land, c)
+        rho += eps
         if contract.splits > 1:
-            far = np.maximum(land.size, land.max_size), np.maximum(land.size, land.lse_size)
-            fall = land.below_max + land.log_total
-            rho = rho + 1.001 * c.u * (
-                MAX_ROUNDINGS * far[0] + LSE_ROUNDINGS * far[1] + EXPONENT_ROUNDINGS * (fall + log(max(land.keys, 1)))
-            )
-            rho = rho + c.e_log * log(max(land.keys, 1)) + c.e_ln - log1p(-c.e_exp)
-        return np.where(land.visible, rho, 0.0)
+            unit = 1.001 * c.u
+            rho += np.maximum(land.size, land.max_size) * (MAX_ROUNDINGS * unit)
+            rho += np.maximum(land.size, land.lse_size) * (LSE_ROUNDINGS * unit)
+            rho += land.below_max * (EXPONENT_ROUNDINGS * unit)
+            rho += (EXPONENT_ROUNDINGS * unit) * (land.log_total + log(max(land.keys, 1)))
+        return rho
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,15 +142,25 @@ def sink_lse_error(land: Landscape, c: Constants) -> Float64Array:
     return np.asarray(outside + c.u * (LSE_ROUNDINGS * land.lse_size + 3) + c.e_log + c.e_ln)
 
 
-def _exponent_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
-    lift = np.where(land.visible, land.scores + land.scores_rad + eps, -np.inf) - land.shift + land.slack
-    overshoot = np.maximum(np.max(lift, axis=1, keepdims=True, initial=-np.inf), 0.0)
-    unit = EXPONENT_ROUNDINGS * c.u * (1 + c.u_D) + c.u_D
-    return np.asarray(unit * (land.below_max + contract.lag + eps + overshoot) + c.omega_D)
+def _exponent_unit(c: Constants) -> float:
+    return EXPONENT_ROUNDINGS * c.u * (1 + c.u_D) + c.u_D
+
+
+def _exponent_error(eps: Float64Array, land: Landscape, c: Constants) -> Float64Array:
+    """What the roundings of an exponent S - m cost, but for the lag of a maximum."""
+    lift = land.scores + land.scores_rad
+    lift += eps
+    top = land.seen(lift, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
+    overshoot = np.maximum(top - land.shift + land.slack, 0.0)
+    error = land.below_max + eps
+    error += overshoot
+    error *= _exponent_unit(c)
+    error += c.omega_D
+    return error
 
 
 def sweeps_apart(
-    eps: Float64Array, rho: Float64Array, land: Landscape, contract: Contract, c: Constants
+    eps: Float64Array, tilted: Tilted, land: Landscape, contract: Contract, c: Constants
 ) -> Float64Array | float:
     """Relative error [r, 1] of l, summed in an earlier sweep, against the weights that it divides in a normalised P.
 
@@ -214,109 +172,110 @@ def sweeps_apart(
     if not contract.normalised_p or rescaled <= alone:
         return 0.0
     with np.errstate(all="ignore"):
-        apart = np.where(land.visible, 2 * _exponent_error(eps, land, contract, c) + rescaled + alone, 0.0)
-        spent = np.where(land.p > 0, land.p * rho, 0.0).sum(axis=1, keepdims=True)
+        apart = _exponent_error(eps, land, c)
+        apart *= 2
+        apart += 2 * _exponent_unit(c) * contract.lag + rescaled + alone
+        apart = land.seen(apart)
         # Upper bounds of the shares of either sweep. Those below 2^-100 matter to neither.
-        share = np.where(land.visible, np.exp(np.minimum(land.log_p + rho + spent, 0.0)), 0.0)
-        moved = (share * -np.expm1(-apart)).sum(axis=1, keepdims=True)
-        widest = np.expm1(np.where(share > 2.0**-100, apart, 0.0).max(axis=1, keepdims=True, initial=0.0))
+        share = tilted.upper
+        share *= tilted.gain
+        np.minimum(share, 1.0, out=share)
+        if float(apart.max(initial=0.0)) <= SMALL:
+            # 1 - e^-x <= x - x^2 / 2 + x^3 / 6, which is too much by less than 2^-28 of itself.
+            lost = apart * (1.0 / 6)
+            lost -= 0.5
+            lost *= apart
+            lost += 1.0
+            lost *= apart
+            lost *= share
+        else:
+            lost = share * -np.expm1(-apart)
+        moved = lost.sum(axis=1, keepdims=True)
         near = moved / (1 - np.minimum(moved, 0.5))
+        if bool((moved < 0.5).all()):
+            return np.asarray(near)
+        widest = np.expm1(np.where(share > 2.0**-100, apart, 0.0).max(axis=1, keepdims=True, initial=0.0))
         return np.asarray(np.where(moved < 0.5, near, widest + land.keys * 2.0**-98))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tilted:
-    """The weights at their worst: upper T [r, n], T F [r, n], G [r, 1], and rows where these exceed float64's
-    comfort."""
+    """The weights at their worst, T = p + ``moved``: what they move by, T F [r, n], and what a row gains, G [r, 1].
 
-    upper: Float64Array
+    even: an error of all weights alike that comes on top, of which p and moved do not know: with it
+    T = e^even (p + moved) and T F = e^even moved + (e^even - 1) p. spent: sum p rho, with it; total: sum T F, with it.
+    huge: rows where these exceed float64's comfort.
+    """
+
+    p: Float64Array
     moved: Float64Array
+    top: Float64Array
+    spent: Float64Array
+    total: Float64Array
     gain: Float64Array
     huge: NDArray[np.bool_]
+    even: float = 0.0
+
+    @property
+    def upper(self) -> Float64Array:
+        """T, a new array."""
+        upper = self.p + self.moved
+        if self.even:
+            upper *= exp(self.even)
+        return upper
+
+    def lifted(self, even: float, p_total: Float64Array) -> Tilted:
+        """With an error of all weights alike on top; p_total [r, 1] is sum p."""
+        if even == 0:
+            return self
+        total = exp(even) * self.total + expm1(even) * p_total
+        return _tilted(self.p, self.moved, self.top + even, self.spent + even * p_total, total, even=even)
+
+
+def _tilted(
+    p: Float64Array,
+    moved: Float64Array,
+    top: Float64Array,
+    spent: Float64Array,
+    total: Float64Array,
+    *,
+    even: float = 0.0,
+) -> Tilted:
+    huge = ~((top <= LARGEST_EXPONENT) & (spent <= LARGEST_EXPONENT))
+    return Tilted(p, moved, top, spent, total, np.exp(np.minimum(spent, LARGEST_EXPONENT)), huge, even)
 
 
 def tilt(rho: Float64Array, land: Landscape) -> Tilted:
     with np.errstate(all="ignore"):
-        exponent = np.where(land.visible, land.log_p + rho, -np.inf)
-        spent = np.where(land.p > 0, land.p * rho, 0.0).sum(axis=1, keepdims=True)
-        top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
-        huge = ~((top <= LARGEST_EXPONENT) & (spent <= LARGEST_EXPONENT))
-        upper = np.exp(np.minimum(exponent, LARGEST_EXPONENT))
-        return Tilted(upper, upper * -np.expm1(-rho), np.exp(np.minimum(spent, LARGEST_EXPONENT)), huge)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Spread:
-    """Sums over visible keys per output: sum w |v - O| for each given w, sum |v - O|, max |v - O|, sum |v|, max |v|.
-
-    All are upper bounds; `distance` is one from max |v - O| or from sum |v| and O, whichever is less.
-    """
-
-    weighted: list[Float64Array]
-    distance: Float64Array
-    farthest: Float64Array
-    size: Float64Array
-    largest: Float64Array
-
-
-def spread(v: Float64Array, out: Enclosure, weights: list[Float64Array], visible: NDArray[np.bool_]) -> Spread:
-    """v [n, Dv], out [r, Dv], each weight [r, n] (zero where not visible) -> all [r, Dv]."""
-    rows, width = out.hi.shape
-    across, magnitude = np.ascontiguousarray(v.T), np.abs(v)
-    size = visible.astype(np.float64) @ magnitude
-    count = visible.sum(axis=1, keepdims=True)
-    high, low = _extremes(across, visible)
-    reach = out.rad + np.abs(out.lo)
-    largest = np.where(count > 0, np.maximum(np.abs(high), np.abs(low)), 0.0)
-    farthest = np.where(count > 0, np.maximum(high - out.hi, out.hi - low) + reach, 0.0)
-    # |v - O| = 2 max(v, O) - v - O, so that one pass a row is enough; one row at a time, along the keys, stays in
-    # cache.
-    raised, larger = [np.empty((rows, width)) for _ in weights], np.empty_like(across)
-    for i in range(rows):
-        np.maximum(across, out.hi[i, :, None], out=larger)
-        for sums, weight in zip(raised, weights, strict=True):
-            sums[i] = larger @ weight[i]
-    weighted = []
-    for sums, weight in zip(raised, weights, strict=True):
-        whole = weight.sum(axis=1, keepdims=True)
-        # What the three sums may have rounded off, and then cancelled.
-        slack = 2.0**-50 * (len(v) + 8) * (weight @ magnitude + whole * np.abs(out.hi))
-        weighted.append(np.maximum(2 * sums - weight @ v - whole * out.hi, 0.0) + slack + whole * reach)
-    distance = np.minimum(size + count * (np.abs(out.hi) + reach), count * farthest)
-    return Spread(weighted, distance, farthest, size, largest)
-
-
-def _extremes(across: Float64Array, visible: NDArray[np.bool_]) -> tuple[Float64Array, Float64Array]:
-    """Largest and smallest visible entry: across [Dv, n], visible [r, n] -> two of [r, Dv]; -inf and inf for an empty
-    row."""
-    rows, n = visible.shape
-    high, low = np.full((rows, len(across)), -np.inf), np.full((rows, len(across)), np.inf)
-    count = np.asarray(visible.sum(axis=1))
-    last = np.where(count > 0, n - np.argmax(visible[:, ::-1], axis=1), 0)
-    whole, run = count == n, (count == last) & (count > 0) & (count < n)
-    if whole.any():
-        high[whole], low[whole] = across.max(axis=1, initial=-np.inf), across.min(axis=1, initial=np.inf)
-    if run.any():
-        # Keys from the first on, as under a causal mask: running extremes serve all rows.
-        high[run] = np.maximum.accumulate(across, axis=1)[:, count[run] - 1].T
-        low[run] = np.minimum.accumulate(across, axis=1)[:, count[run] - 1].T
-    for i in np.flatnonzero(~whole & ~run & (count > 0)):
-        seen = across[:, visible[i]]
-        high[i], low[i] = seen.max(axis=1), seen.min(axis=1)
-    return high, low
+        most = rho.max(axis=1, keepdims=True, initial=0.0)
+        largest = float(most.max(initial=0.0))
+        if largest <= SMALL:
+            # e^x - 1 <= x + x^2 / 2 + x^3 / (6 - 3 x / 2), which is too much by less than 2^-26 of itself.
+            moved = rho * (1.0 / (6 - 1.5 * largest))
+            moved += 0.5
+            moved *= rho
+            moved += 1.0
+            moved *= rho
+            moved *= land.p
+            spent = np.einsum("ij,ij->i", land.p, rho)[:, None]
+            top = land.log_p.max(axis=1, keepdims=True, initial=-np.inf) + most
+        else:
+            exponent = land.seen(land.log_p + rho, -np.inf)
+            spent = np.where(land.p > 0, land.p * rho, 0.0).sum(axis=1, keepdims=True)
+            top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
+            moved = np.exp(np.minimum(exponent, LARGEST_EXPONENT)) * -np.expm1(-rho)
+        return _tilted(land.p, moved, top, spent, moved.sum(axis=1, keepdims=True))
 
 
 def weights_part(tilted: Tilted, weighted: Float64Array, farthest: Float64Array) -> Float64Array:
-    """W [r, Dv]: the error of O that wrong weights can cause."""
+    """W [r, Dv]: the error of O that wrong weights can cause, from sum T F |v - O|."""
     with np.errstate(all="ignore"):
         return np.asarray(np.where(tilted.huge, farthest, np.minimum(tilted.gain * weighted, farthest)))
 
 
 def cast_part(tilted: Tilted, v_magnitude: Float64Array, largest: Float64Array) -> Float64Array:
     """Z [r, Dv]: an upper bound of sum p^a |v|, which the cast of P and the accumulation multiply."""
-    with np.errstate(all="ignore"):
-        product = tilted.gain * (tilted.upper @ v_magnitude)
-        return np.asarray(np.where(tilted.huge, largest, np.minimum(product, largest)))
+    return weights_part(tilted, tilted.upper @ v_magnitude, largest)
 
 
 def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
@@ -392,12 +351,13 @@ def lse_bound(
     if h >= 1:
         return np.full(land.max_size.shape, np.inf)
     with np.errstate(all="ignore"):
-        lme = np.log1p(tilted.moved.sum(axis=1, keepdims=True))
-        # Clipping the exponent would be unsound: far rows use ln sum p e^rho through the largest exponent.
-        exponent = np.where(land.visible, land.log_p + rho, -np.inf)
-        top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
-        far = top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True))
-        lme = np.where(tilted.huge, np.maximum(far, 0.0), lme)
+        lme, huge = np.log1p(tilted.total), tilted.huge
+        if huge.any():
+            # Clipping the exponent would be unsound: far rows use ln sum p e^rho through the largest exponent.
+            exponent = land.seen(land.log_p + rho, -np.inf)
+            top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
+            far = top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True)) + tilted.even
+            lme = np.where(huge, np.maximum(far, 0.0), lme)
         bound = lme - log1p(-h) + land.keys * c.w + c.e_log * (land.log_total + lme + h) + c.e_ln
         bound = bound + c.u * (MAX_ROUNDINGS * land.max_size + LSE_ROUNDINGS * land.lse_size)
         if contract.row_sum == "rounded":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, expm1, frexp, log1p
 
 from oracle.contract.contract import Contract, resolved
@@ -62,6 +63,7 @@ def _omega(fmt: Format, flush: bool) -> float:
     return fmt.smallest_normal if flush else fmt.omega
 
 
+@lru_cache(maxsize=1024)
 def constants(contract: Contract, input_format: Format) -> Constants:
     """The numbers of ``contract`` for inputs of ``input_format``."""
     compute = resolved(contract.compute, input_format)

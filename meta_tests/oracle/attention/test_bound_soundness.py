@@ -23,7 +23,7 @@ from oracle.block import Block
 from oracle.bounds.attention import output as attention_bounds
 from oracle.bounds.bounded import Bounded
 from oracle.case import Case
-from oracle.contract import contract as contracts
+from oracle.contract import constants as contracts
 from oracle.contract.constants import Constants, constants
 from oracle.contract.contract import Contract
 from oracle.evaluate import enclose, refine

@@ -22,6 +22,7 @@ from oracle.arithmetic.ball import Ball, BallArithmetic
 from oracle.block import Block, Rows
 from oracle.bounds import forward
 from oracle.bounds.attention import output as attention
+from oracle.bounds.attention.head import numbers
 from oracle.bounds.bounded import Bounded
 from oracle.case import Case
 from oracle.contract.constants import Constants, accumulation_error, compound, dot_error
@@ -120,7 +121,7 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         slope = None if inner.slope is None else Enclosure(*ar.to_enclosure(inner.slope))
     fmt = format_of(case.arrays["q"])
     wide = FORMATS["fp64" if forms[0].compute == "fp64" else "fp32"]
-    given = attention.numbers(plain, ahead)
+    given = numbers(plain, ahead)
     allowed = attention.errors(given, ahead, forms, (fmt, wide))
     do = np.abs(gradients.cotangent(case, key, rows)[0])
     out = ahead.part("out").upper_abs()

@@ -25,6 +25,7 @@ from oracle.bounds import computed, forward
 from oracle.bounds.blocks.gqa import output
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.computed import Attended, Computed
+from oracle.bounds.landscape import inflation
 from oracle.bounds.rope import rotation as rope
 from oracle.bounds.rope.frequency import frequencies_upper, magnitude_of, softmax_factor_error
 from oracle.case import Case
@@ -185,7 +186,7 @@ def _absorbed(
     h = row_sum_error(contract, c, n)
     if h >= 1:
         return Attended(np.full((len(q.mid), d_v), np.inf), np.zeros((len(q.mid), 1), dtype=bool))
-    apart = forward.sweeps_apart(w.eps, w.rho, land, contract, c)
+    apart = forward.sweeps_apart(w.eps, w.tilted, land, contract, c)
     shrink = (1 / (1 - h) + n * c.w) * (1 + apart)
     k_w = 0.0 if contract.row_sum == "rounded" else c.u_P
     c_n = compound(accumulation_error(contract, c, n), c.u_v)
@@ -213,7 +214,7 @@ def _absorbed(
     across = np.abs(w_uv).T
     b = common + (wrong + computed.product_error(contract, c, d_c) * (size + wrong)) @ across + 2 * d_c * c.w
     b = b + max(heads.unit, c.u) * (out.upper_abs() + b) + max(heads.omega, c.compute.omega)
-    b = b * forward.inflation(land, q.mid.shape[1] + d_c)
+    b = b * inflation(land, q.mid.shape[1] + d_c)
     limit = c.compute.max_finite / 2
     broken = computed.scores_broken(w, alpha, contract, c)
     heavy = np.exp(contract.lag) * size / land.total_inverse

@@ -15,6 +15,7 @@ from oracle.bounds.attention import output as attention
 from oracle.bounds.attention.gradient import SCALE_ROUNDINGS, FormErrors, Sizes, form_errors, times
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.computed import Computed
+from oracle.bounds.landscape import inflation
 from oracle.case import Case
 from oracle.contract.constants import Constants, accumulation_error, compound, constants
 from oracle.contract.contract import Contract
@@ -182,7 +183,7 @@ def _inner(
     w = computed.weighed(o.q, o.k, alpha, head.land, form, c)
     made = computed.attended(o.q, o.k, o.v, alpha, head, form, c, o.store)
     lse = forward.lse_bound(w.tilted, w.rho, head.land, form, c, c.compute)
-    lse = lse * forward.inflation(head.land, o.q.mid.shape[1])
+    lse = lse * inflation(head.land, o.q.mid.shape[1])
     allowed = attention.Errors(
         c,
         head.land,

@@ -41,6 +41,8 @@ from numpy.typing import NDArray
 from oracle.block import Block
 from oracle.bounds import forward
 from oracle.bounds.bounded import Bounded
+from oracle.bounds.landscape import Landscape, inflation, landscape
+from oracle.bounds.spread import Spread, spread
 from oracle.case import Case
 from oracle.contract.constants import (
     Constants,
@@ -156,7 +158,7 @@ def _form(
     a: Head,
     sizes: _Sizes,
     alpha: float,
-    land: forward.Landscape,
+    land: Landscape,
     contract: Contract,
     c: Constants,
     up: _Store,
@@ -197,7 +199,7 @@ def bounds(
     a = head(case, block.key, block.rows)
     input_format = format_of(case.arrays["q_nope"])
     out_format, lse_format = formats.get("out", input_format), formats.get("lse", FORMATS["fp32"])
-    land = forward.landscape(block)
+    land = landscape(block)
     alpha = abs(scale_float(case)) * (1 + 2.0**-50)
     out = block.part("out")
     with np.errstate(all="ignore"):
@@ -210,9 +212,9 @@ def bounds(
         # v is known to within v_rad only: the widest of each column widens all distances |v - O|.
         vague = sizes.v_rad.max(axis=0, initial=0.0)
         near = Enclosure(out.hi, out.lo, out.rad + vague)
-        found = forward.spread(sizes.v_mid, near, [form.tilted.moved for form in prepared], land.visible)
+        found = spread(sizes.v_mid, near, [form.tilted.moved for form in prepared], land.visible)
         found = replace(found, largest=found.largest + vague, size=found.size + land.keys * vague)
-        grow = forward.inflation(land, 2 * sum(a.w_uk.shape) + a.q_pe.shape[1] + a.w_uv.shape[0])
+        grow = inflation(land, 2 * sum(a.w_uk.shape) + a.q_pe.shape[1] + a.w_uv.shape[0])
         results = []
         for form, weighted in zip(prepared, found.weighted, strict=True):
             wrong_weights = forward.weights_part(form.tilted, weighted, found.farthest)
@@ -257,9 +259,9 @@ def _materialised(
     a: Head,
     sizes: _Sizes,
     wrong_weights: Float64Array,
-    found: forward.Spread,
+    found: Spread,
     out: Enclosure,
-    land: forward.Landscape,
+    land: Landscape,
     form: _Form,
 ) -> tuple[Float64Array, _Broken]:
     d_c = a.c_kv.shape[1]
@@ -279,7 +281,7 @@ def _materialised(
     columns = ((sizes.v + wrong_v >= form.up.limit) | (sizes.v_env >= form.limit)).any(axis=0)
     heavy = (found.largest + of_v) / land.total_inverse >= form.limit
     inner = inner + form.c.omega_v * (1 + k_p)
-    apart = forward.sweeps_apart(form.eps, form.rho, land, form.contract, form.c)
+    apart = forward.sweeps_apart(form.eps, form.tilted, land, form.contract, form.c)
     return forward.out_bound(inner, out, land, form.contract, form.c, apart=apart), _Broken(
         rows, np.asarray(columns | heavy)
     )
@@ -289,9 +291,9 @@ def _absorbed(
     a: Head,
     sizes: _Sizes,
     wrong_weights: Float64Array,
-    found: forward.Spread,
+    found: Spread,
     out: Enclosure,
-    land: forward.Landscape,
+    land: Landscape,
     form: _Form,
     latent: _Store,
 ) -> tuple[Float64Array, _Broken]:
@@ -301,7 +303,7 @@ def _absorbed(
         nothing = np.full(out.hi.shape, np.inf)
         return nothing, _Broken(np.zeros((len(nothing), 1), dtype=bool), np.zeros(nothing.shape, dtype=bool))
     # A normalised P is divided by a sum that may have been taken in an earlier sweep.
-    apart = forward.sweeps_apart(form.eps, form.rho, land, contract, c)
+    apart = forward.sweeps_apart(form.eps, form.tilted, land, contract, c)
     shrink = (1 / (1 - h) + n * c.w) * (1 + apart)
     k_w = 0.0 if contract.row_sum == "rounded" else c.u_P
     c_n = compound(accumulation_error(contract, c, n), c.u_v)
@@ -335,14 +337,14 @@ def _absorbed(
     return b + c.u_o * (out.upper_abs() + b) + c.omega_o, _Broken(rows, np.asarray(cells))
 
 
-def _largest_seen(magnitude: Float64Array, land: forward.Landscape) -> Float64Array:
+def _largest_seen(magnitude: Float64Array, land: Landscape) -> Float64Array:
     """[r, columns]: the largest entry of each column over the row's visible keys."""
     if bool(land.visible.all()):
         return np.broadcast_to(magnitude.max(axis=0, initial=0.0), (len(land.visible), magnitude.shape[1]))
     return np.stack([magnitude[seen].max(axis=0, initial=0.0) for seen in land.visible])
 
 
-def _scores_may_overflow(alpha: float, land: forward.Landscape, form: _Form) -> NDArray[np.bool_]:
+def _scores_may_overflow(alpha: float, land: Landscape, form: _Form) -> NDArray[np.bool_]:
     """[r, 1]: rows in which a dot product or a stored score, raw or scaled, may legally overflow."""
     seen = np.where(land.visible, form.reach, 0.0).max(axis=1, keepdims=True, initial=0.0)
     broken = seen * max(alpha, 1.0) >= form.limit
