@@ -33,9 +33,21 @@ GOALS = (
         4.0,
     ),
     Goal(
-        "enclosure, bound and model kernel of that head, to one plain float64 evaluation",
-        (("square enclosure", 1.0), ("square bound", 1.0), ("square model", 1.0)),
+        "enclosure, bounds of all forms of flash and model kernel of that head, to one plain float64 evaluation",
+        (("square enclosure", 1.0), ("square bounds, five forms", 1.0), ("square model", 1.0)),
         (("square plain", 1.0),),
+        12.0,
+    ),
+    Goal(
+        "the same of 64 rows against 65536 keys, d 128",
+        (("long enclosure", 1.0), ("long bounds, five forms", 1.0), ("long model", 1.0)),
+        (("long plain", 1.0),),
+        15.0,
+    ),
+    Goal(
+        "enclosure and bounds of all forms of flash, gradients of 256 x 256, d 64, to one plain float64 evaluation",
+        (("gradients enclosure, bounds of seven forms", 1.0),),
+        (("gradients plain", 1.0),),
         20.0,
     ),
     Goal(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.mp import mp_arithmetic
 from oracle.block import Block
 from oracle.bounds.attention.output import bounds
+from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS, Float64Array
@@ -85,11 +87,23 @@ def test_gradients_plain(backward: Case, timed: Timed) -> None:
 
 
 def test_gradients_enclosure(backward: Case, timed: Timed) -> None:
-    blocks = timed("gradients enclosure", BACKWARD, lambda: enclose(backward), rounds=15)
+    # A case of its own each time: what was made of one is kept for a while.
+    blocks = timed("gradients enclosure", BACKWARD, lambda: enclose(replace(backward)), rounds=15)
     for name, plainly in zip(("dq", "dk", "dv"), gradients(backward), strict=True):
         part = next(b for b in blocks if b.holds(name)).part(name)
         assert part.rad.max() < 1e-11
         assert (np.abs(part.hi - plainly) < 1e-11).all()
+
+
+def test_gradients_enclosed_and_bounded(backward: Case, timed: Timed) -> None:
+    forms, bounded = preset_forms("attention_backward", "flash"), bounds_of("attention_backward")
+
+    def all_of_it() -> list[Any]:
+        case = replace(backward)
+        return [bounded(case, block, forms, {}) for block in enclose(case)]
+
+    found = timed("gradients enclosure, bounds of seven forms", BACKWARD, all_of_it, rounds=3)
+    assert all(len(of_block) == len(forms) for of_block in found)
 
 
 def test_square_plain(square: Case, timed: Timed) -> None:
@@ -139,6 +153,16 @@ def test_long_enclosure(long: Case, timed: Timed) -> None:
     assert block.part("out").rad.max() < 1e-9
 
 
+def test_long_bounds_of_all_forms(long: Case, timed: Timed) -> None:
+    block, forms = enclose(long)[0], preset_forms("attention", "flash")
+    timed("long bounds, five forms", LONG, lambda: bounds(long, block, forms, FORMATS_OF_OUTPUTS), rounds=1)
+
+
+def test_long_model(long: Case, timed: Timed) -> None:
+    form = preset_forms("attention", "flash")[0]
+    timed("long model", LONG, lambda: model(long, (0, 0), np.arange(64), form), rounds=1)
+
+
 def test_small_enclosure(timed: Timed) -> None:
     case = head(8, 64, 32)
     timed("small enclosure", SMALL, lambda: enclose(case)[0], rounds=200)
@@ -149,3 +173,17 @@ def test_small_bounds(timed: Timed) -> None:
     block = enclose(case)[0]
     forms = preset_forms("attention", "fp32")
     timed("small bounds, three forms", SMALL, lambda: bounds(case, block, forms, FORMATS_OF_OUTPUTS), rounds=100)
+
+
+def test_tiny_case_of_all_forms(timed: Timed) -> None:
+    rng, narrow = np.random.default_rng(0), FORMATS["bf16"]
+    shapes = {"q": (1, 4, 3, 16), "k": (1, 4, 37, 16), "v": (1, 4, 37, 16)}
+    case = Case("attention", {n: narrow.store(rng.standard_normal(s)) for n, s in shapes.items()})
+    forms = preset_forms("attention", "flash")
+
+    def all_of_it() -> None:
+        for block in enclose(case):
+            bounds(case, block, forms, {})
+            model(case, block.key, block.rows, forms[0])
+
+    timed("tiny enclosure, bounds of five forms, model", "4 heads of 3 x 37, d 16, in bf16", all_of_it, rounds=30)

@@ -17,6 +17,7 @@ from meta_tests.kernels.attention_attack import FAMILIES, Given, enclosed, famil
 from meta_tests.kernels.honest_attention import KERNELS, Kernel
 from meta_tests.witnesses.plain_bound import plain_bound
 from oracle.bounds.attention import output as attention_bounds
+from oracle.bounds.attention.scores import tanh_moves
 from oracle.case import Case
 from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS, Format
@@ -287,7 +288,7 @@ def test_tanh_moves_is_the_most_that_tanh_can_move() -> None:
             low = float(10.0 ** rng.uniform(-12, 3)) * float(rng.random() < 0.9)
             high = low * float(rng.choice([1.0, 1.0, 1 + 1e-12, 1.5]))
             error = float(10.0 ** rng.uniform(-18, 3))
-            found = mpmath.mpf(float(attention_bounds.tanh_moves(*(np.array([x]) for x in (low, high, error)))[0]))
+            found = mpmath.mpf(float(tanh_moves(*(np.array([x]) for x in (low, high, error)))[0]))
             places = [mpmath.mpf(low), mpmath.mpf(high), mpmath.mpf(min(max(error / 2, low), high))]
             most = max(mpmath.tanh(x) - mpmath.tanh(x - error) for x in places)
             assert found >= most * (1 - mpmath.mpf(2) ** -47) - mpmath.mpf(10) ** -300

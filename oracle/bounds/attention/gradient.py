@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +32,12 @@ from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
+from oracle.recent import Recent
 
 # Roundings of L when it meets the scores again (log2 e, product, difference), and of the scaled gradient.
 LSE_ROUNDINGS, SCALE_ROUNDINGS = 3, 3
+# Errors of so many pairs, of which each form has three float64 numbers.
+_LAST = Recent(2**18)
 
 
 def bounds(
@@ -44,7 +48,11 @@ def bounds(
     kind = block.key[0]
     rows = block.rows if kind == gradients.DQ else np.arange(case.arrays["q"].shape[2], dtype=np.int64)
     with np.errstate(all="ignore"):
-        heads = [_head(case, head, rows, forms) for head in _heads(case, block)]
+        # The blocks of queries and of keys read the same heads.
+        size, what = len(rows) * case.arrays["k"].shape[2], (rows.tobytes(), tuple(forms))
+        heads = [
+            _LAST.of(case, (key, *what), size, partial(_head, case, key, rows, forms)) for key in _heads(case, block)
+        ]
         made = []
         for index, form in enumerate(forms):
             parts = [(head, head.forms[index]) for head in heads]
@@ -92,7 +100,7 @@ class FormErrors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HeadErrors:
-    """One query head: magnitudes of q, k, dO, and of P, dS, dX and the sink's column; errors by form."""
+    """One query head: magnitudes of q, k, dO, P, dS, dX, the sink's column, dK and dV [n, d]; errors by form."""
 
     q: Float64Array
     k: Float64Array
@@ -101,6 +109,8 @@ class _HeadErrors:
     ds: Float64Array
     dx: Float64Array
     sink: Float64Array | None
+    dk_size: Float64Array
+    dv_size: Float64Array
     alpha: float
     cap_last: bool
     forms: list[FormErrors]
@@ -112,7 +122,7 @@ def _upper(ar: BallArithmetic, value: Ball) -> Float64Array:
 
 def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract]) -> _HeadErrors:
     ar = BallArithmetic()
-    plain = case.without_options("lse_sink")
+    plain = case.without_options("lse_sink") if "lse_sink" in case.options else case
     with ar.working():
         inner, x, _, _ = gradients.head_gradients(ar, plain, key, rows)
         ahead = attention_case.block_of(ar, plain, key, rows, x, inner.forward)
@@ -138,6 +148,8 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         sizes["ds"],
         sizes["dx"],
         None if sink is None else sink * sizes["delta"],
+        times(sizes["dx"].T, np.abs(x.q)) * given.alpha,
+        times(sizes["p"].T, do),
         given.alpha,
         given.cap_last,
         [form_errors(whole, a, form) for a, form in zip(allowed, forms, strict=True)],
@@ -223,7 +235,7 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErro
         sink = sink + (rounding + 2 * c.u) * (x.sink * x.delta + sink) + stores * lost + c.w
     limit = min(c.compute.max_finite, narrow.max_finite if form.dp_stored or stores else np.inf) / 2
     broken = allowed.broken | ~(x.magnitude.max(axis=1, keepdims=True, initial=0.0) < limit)
-    hidden = [np.where(x.visible, a, 0.0) * grow for a in (cast, s, s_x)]
+    hidden = [a * grow if land.everything else np.where(x.visible, a * grow, 0.0) for a in (cast, s, s_x)]
     return FormErrors(c, hidden[0], hidden[1], hidden[2], None if sink is None else sink * grow, broken)
 
 
@@ -286,16 +298,23 @@ def _shared(parts: Parts, form: Contract, pick: str, rows: Rows, fmt: Format) ->
         c = f.constants
         chain = accumulation_error(form, c, terms)
         if pick == "dk":
-            b = product_error(f.dx.T[rows], x.dx.T[rows], x.q, c.u_q, chain, c) * x.alpha + x.alpha * terms * c.w_acc
-            size = times(x.dx.T[rows], x.q) * x.alpha
+            error, moved = _columns(f.dx, rows), _columns(x.dx, rows)
+            b = product_error(error, moved, x.q, c.u_q, chain, c) * x.alpha + x.alpha * terms * c.w_acc
+            size = x.dk_size[rows]
         else:
-            b = product_error(f.cast.T[rows], x.p.T[rows], x.do, c.u_v, chain, c) + terms * c.w_acc
-            size = times(x.p.T[rows], x.do)
+            error, moved = _columns(f.cast, rows), _columns(x.p, rows)
+            b = product_error(error, moved, x.do, c.u_v, chain, c) + terms * c.w_acc
+            size = x.dv_size[rows]
         if len(parts) > 1:
             broken = broken | (size + b >= fmt.overflow_threshold)
             b = b + c.u_o * (size + b) + c.omega_o
         total, sizes = total + b, sizes + size
     return np.asarray(total + parts[0][1].constants.g(len(parts)) * (sizes + total)), broken
+
+
+def _columns(a: Float64Array, rows: Rows) -> Float64Array:
+    """The columns of ``a`` at ``rows``, as rows."""
+    return a.T if len(rows) == a.shape[1] and bool((np.diff(rows) == 1).all()) else a.T[rows]
 
 
 def _any_broken(parts: Parts) -> NDArray[np.bool_]:
