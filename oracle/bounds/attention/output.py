@@ -210,7 +210,7 @@ def _outputs(
     grow = inflation(land, head.q.shape[1])
     # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
     endless = ~np.isfinite(4 * head.v_magnitude.sum(axis=0))
-    results = []
+    results, size_of_out = [], out.upper_abs()
     for index, form in enumerate(forms):
         rows = [w.forms[index] for w in weighed]
         c, tilted, broken = rows[0].constants, _joined([r.tilted for r in rows]), _rows([r.broken for r in rows])
@@ -229,9 +229,9 @@ def _outputs(
         apart = 0.0 if isinstance(rows[0].apart, float) else _rows([np.asarray(r.apart) for r in rows])
         out_bound = forward.out_bound(inner, out, land, form, forward.with_output(c, out_format), apart=apart) * grow
         out_bound = np.where(np.isnan(out_bound) & (broken | endless), np.inf, out_bound)
-        too_large = out.upper_abs() + out_bound >= out_format.overflow_threshold
+        too_large = size_of_out + out_bound >= out_format.overflow_threshold
         if form.saturate:
-            beyond = out.upper_abs() + out_bound - out_format.max_finite
+            beyond = size_of_out + out_bound - out_format.max_finite
             out_bound, too_large = np.maximum(out_bound, beyond), np.zeros_like(too_large)
         results.append(Bounded(out_bound, broken | too_large))
     return results
