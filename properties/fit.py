@@ -15,7 +15,8 @@ from properties.judge.pipeline import structure
 from properties.judge.verdict import Judgement, Verdict
 from properties.subject import Subject
 from targets.calling.target import Target
-from targets.probing.probes import asked_of, contradictions, probe, returns_lse_unasked
+from targets.probing.asked import asked_of
+from targets.probing.probes import contradictions, probe, returns_lse_unasked
 from targets.probing.tiny import tiny_case
 
 PROPERTY, TITLE = "probe", "tiny calls that find conventions"

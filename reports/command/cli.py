@@ -30,6 +30,7 @@ from reports.command.listing import as_text, listing
 from reports.command.options import PROGRAM, parsed
 from reports.command.request import WrongUse, check, left_out
 from reports.command.terminal import as_understood, nothing_fits, summary
+from reports.page.build import build
 from reports.run.compare import compare
 from reports.run.load import UnlikeRuns
 from targets.calling.registry import Unavailable, UnknownTarget
@@ -169,8 +170,6 @@ def _try_to_write(path: Path) -> None:
 
 def _pages(out: Path) -> tuple[tuple[Path, ...], str]:
     """The report's pages, and what went wrong with them: the verdicts stand without it."""
-    from reports.page.build import build
-
     try:
         return build(out), ""
     except OSError as error:
@@ -197,8 +196,6 @@ def _report(folder: Path) -> int:
         raise WrongUse(f"no folder {str(folder)!r}")
     if not list(folder.glob("records-*.jsonl")):
         raise WrongUse(f"{folder} has no record files (records-*.jsonl)")
-    from reports.page.build import build
-
     try:
         pages = build(folder)
     except OSError as error:

@@ -22,7 +22,8 @@ from oracle.ops.table import ops
 from targets.calling.metadata import metadata, problems
 from targets.calling.signature import BadTarget, read
 from targets.calling.target import Target, target_from
-from targets.probing.probes import asked_of, contradictions
+from targets.probing.asked import asked_of
+from targets.probing.probes import contradictions
 from targets.probing.tiny import tiny_case
 
 

@@ -7,7 +7,7 @@ tells, means by it stays unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from oracle.evaluate import enclose
 from oracle.formats import beside
 from oracle.ops.attention.case import CHOICES
 from targets.calling.target import Observed
-
-if TYPE_CHECKING:
-    from targets.probing.probes import Asked
+from targets.probing.asked import Asked
 
 _CLOSE = 0.05
 _SLOPES = np.array([1.0], dtype=np.float32)

@@ -8,7 +8,7 @@ Sq = 2, Sk = 3; the LSE's base with one key; the value of an empty row with a ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,40 +19,11 @@ from oracle.evaluate import enclose
 from oracle.ops.op import Op
 from oracle.ops.table import op_named
 from targets.calling.target import Observed, Target, run
+from targets.probing.asked import Asked, asked_of
 from targets.probing.option_probes import OPTION_PROBES, alignment, empty_by_window
 from targets.probing.tiny import tiny_case
 
-# A kernel that knows few head dimensions knows one of these.
-WIDTHS = (16, 64, 128)
 _CLOSE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A target at a dtype on a device, and a width that it takes."""
-
-    target: Target
-    dtype: str
-    device: str
-    width: int = 16
-
-    def has(self, option: str) -> bool:
-        return option in self.target.parameters
-
-    def call(self, **shape_and_options: Any) -> tuple[Case, Observed]:
-        """One call on a tiny case."""
-        case = tiny_case(self.target.op, self.dtype, width=self.width, **shape_and_options)
-        return case, run(self.target, case, device=self.device)
-
-
-def asked_of(target: Target, dtype: str, *, device: str = "cpu") -> tuple[Asked, Observed]:
-    """The first width at which an ordinary call is not refused, and what came of that call."""
-    for width in WIDTHS:
-        asked = Asked(target, dtype, device, width)
-        seen = asked.call()[1]
-        if seen.fault is None or not seen.fault[1].startswith("NotImplementedError"):
-            break
-    return asked, seen
 
 
 def returns_lse_unasked(target: Target, dtype: str, *, device: str = "cpu") -> bool:
