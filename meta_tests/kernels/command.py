@@ -3,11 +3,19 @@
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from oracle.case import Case
+from properties.judge.verdict import Basis, Judgement, Verdict
+from properties.ops.table import _TABLES
+from properties.property import Property
 from properties.record import Record
+from properties.subject import Input, Subject
 from reports.command.cli import main
 from reports.run.load import Run, load
 
@@ -81,3 +89,32 @@ def verify(out: Path, *words: object, workers: int = 0) -> Done:
     code, printed = attn_oracle("verify", *words, *profile, "--workers", workers, "--out", out)
     found = load(out) if out.is_dir() else Run(out)
     return Done(code, printed, found)
+
+
+def judging(*verdicts: Verdict, detail: str = "as told", raising: BaseException | None = None) -> tuple[Property, ...]:
+    """A property table whose checks say what they are told to say, one input each."""
+
+    def edges(subject: Subject) -> Iterable[Input]:
+        q = np.ones((1, 1, 1, 4), dtype=subject.fmt.dtype)
+        yield Input(Case("attention", {"q": q, "k": q, "v": q}))
+
+    def check(verdict: Verdict) -> Callable[[Subject, Input], Judgement]:
+        def told(subject: Subject, given: Input) -> Judgement:
+            if raising is not None:
+                raise raising
+            return Judgement(verdict, Basis.EXACT, detail)
+
+        return told
+
+    return tuple(
+        Property(f"P{number}", "told", check(verdict), edges=edges) for number, verdict in enumerate(verdicts, start=1)
+    )
+
+
+def told(monkeypatch: pytest.MonkeyPatch, out: Path, table: tuple[Property, ...], *words: object) -> Done:
+    monkeypatch.setitem(_TABLES, "attention", table)
+    return verify(out, *(words or (f"{out.parent / 'kernel.py'}:attention", "--dtype", "fp32")))
+
+
+def verify_records(folder: Path) -> list[Record]:
+    return list(load(folder).records)

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from oracle.formats import INPUTS
 from properties.fit import PROPERTY, understood
 from properties.judge.verdict import BAD, Verdict, exit_code
 from properties.message import failure_message, filed_under, same_defect
@@ -59,10 +60,14 @@ def nothing_fits(concluded: Conclusion) -> list[str]:
     refused = [r for r in concluded.records if r.property == PROPERTY and not died(r)]
     if not refused or len(refused) < len(concluded.records) or concluded.faults or concluded.interrupted:
         return []
-    dtypes: dict[str, list[str]] = defaultdict(list)
+    alike: dict[str, list[Record]] = defaultdict(list)
     for r in refused:
-        dtypes[f"{r.target} takes no {r.op} call: {r.detail}"].append(r.dtype)
-    return [f"{text} (in {', '.join(names)})" for text, names in dtypes.items()]
+        alike[r.detail].append(r)
+    return [
+        f"{', '.join(dict.fromkeys(r.target for r in rows))}: not even a tiny call succeeds "
+        f"(in {', '.join(name for name in INPUTS if name in {r.dtype for r in rows})}): {detail}"
+        for detail, rows in alike.items()
+    ]
 
 
 def _findings(records: Iterable[Record]) -> list[list[Record]]:
