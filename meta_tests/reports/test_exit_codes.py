@@ -53,7 +53,7 @@ def test_a_fault_of_the_suite_is_no_verdict_on_the_target(
     assert [r.verdict for r in done.records] == ["FAIL"]
     assert len(done.run.faults) == 1
     assert "ZeroDivisionError: in the oracle" in done.run.faults[0]
-    assert "reports/test_cli.py:" in done.run.faults[0]
+    assert "kernels/command.py:" in done.run.faults[0]
     assert "FAULT" in done.words
 
 
