@@ -20,6 +20,7 @@ class Recent:
 
     limit: int
     _held: OrderedDict[Hashable, tuple[Case, int, Any]] = field(default_factory=OrderedDict)
+    _total: int = 0
 
     def of(self, case: Case, what: Hashable, size: int, make: Callable[[], Any]) -> Any:
         """``make()``, which has ``size`` numbers and is a function of the case and of ``what``."""
@@ -30,6 +31,7 @@ class Recent:
         made = make()
         if size <= self.limit:
             self._held[key] = (case, size, made)
-        while sum(held for _, held, _ in self._held.values()) > self.limit:
-            self._held.popitem(last=False)
+            self._total += size
+        while self._total > self.limit:
+            self._total -= self._held.popitem(last=False)[1][1]
         return made
