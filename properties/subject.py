@@ -82,7 +82,7 @@ class Subject:
     @property
     def output(self) -> Format:
         """The format that the contract gives outputs."""
-        return resolved(self.forms[0].output if self.forms else None, self.fmt)
+        return resolved(self.forms[0].output.stored_as if self.forms else None, self.fmt)
 
     @property
     def op(self) -> str:

@@ -149,7 +149,7 @@ def stored(given: Given, fmt: Format) -> Case:
 def form_of(kernel: Kernel, fmt: Format) -> Contract:
     """The form of the kernel's own contract that it evaluates."""
     for form in declared_forms("attention", dict(kernel.contract), fmt.name):
-        same = (form.normalised_p, form.splits > 1, form.row_sum == "rounded", form.lag > 0)
+        same = (form.weights.normalised, form.sums.splits > 1, form.sums.row_sum == "rounded", form.sums.lag > 0)
         if same == (kernel.normalised, kernel.splits > 1, kernel.rounded_sum, kernel.lag > 0):
             return form
     raise AssertionError(f"no form of {kernel.contract} fits the kernel")

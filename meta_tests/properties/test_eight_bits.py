@@ -91,8 +91,8 @@ def test_their_gradients_are_not_asked_for() -> None:
 def test_the_output_is_wider_unless_declared(dtype: str) -> None:
     for declared, output in ((None, "bf16"), ("fp32", "bf16"), ({"output": "fp16"}, "fp16"), ({}, "bf16")):
         forms = declared_forms("attention", declared, dtype)  # type: ignore[arg-type]
-        assert {form.output for form in forms} == {output}
-    assert {form.output for form in declared_forms("attention", None, "bf16")} == {None}
+        assert {form.output.stored_as for form in forms} == {output}
+    assert {form.output.stored_as for form in declared_forms("attention", None, "bf16")} == {None}
     assert ladder("attention", dtype) == ("fp32", "flash")
     one = attention_input(subject(dtype=dtype), sq=2, sk=5)
     assert within_bound(subject(dtype=dtype), one).verdict is Verdict.PASS
@@ -215,8 +215,8 @@ def test_a_declared_place_of_d_removes_no_form(preset: str) -> None:
     every = declared_forms("attention_backward", preset, "bf16")
     for delta in ("output", "weights"):
         forms = declared_forms("attention_backward", {"preset": preset, "delta": delta}, "bf16")
-        assert {f.delta for f in forms} == {delta}
-        assert {(f.splits, f.lag, f.row_sum, f.dp_stored) for f in forms} == {
-            (f.splits, f.lag, f.row_sum, f.dp_stored) for f in every
+        assert {f.gradient.delta for f in forms} == {delta}
+        assert {(f.sums.splits, f.sums.lag, f.sums.row_sum, f.gradient.dp_stored) for f in forms} == {
+            (f.sums.splits, f.sums.lag, f.sums.row_sum, f.gradient.dp_stored) for f in every
         }
         assert {f.label.partition(", D from ")[2] for f in forms} <= {delta, ""}

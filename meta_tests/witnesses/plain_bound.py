@@ -45,27 +45,27 @@ class Units:
 
 def units(form: Contract, fmt: Format) -> Units:
     mp = mpmath.mpf
-    precision, emin, smallest = (53, -1022, -1074) if form.compute == "fp64" else (24, -126, -150)
+    precision, emin, smallest = (53, -1022, -1074) if form.arithmetic.compute == "fp64" else (24, -126, -150)
     u = mp(2) ** -precision
     stored = mp(2) ** -fmt.precision
     # Half the smallest subnormal; float64 holds all of its own only.
     omega = mp(2) ** max(fmt.emin - fmt.precision, -1074)
-    cast = form.weights is None and fmt.precision < precision
+    cast = form.weights.cast_to is None and fmt.precision < precision
     return Units(
         u=u,
         w=mp(2) ** emin,
         u_p=stored if cast else mp(0),
         omega_p=omega if cast else mp(0),
-        u_s=stored if form.score_stores else mp(0),
-        omega_s=omega if form.score_stores else mp(0),
-        u_d=stored if form.shifted else mp(0),
-        omega_d=omega if form.shifted else mp(0),
+        u_s=stored if form.scores.stores else mp(0),
+        omega_s=omega if form.scores.stores else mp(0),
+        u_d=stored if form.scores.shifted else mp(0),
+        omega_d=omega if form.scores.shifted else mp(0),
         u_o=stored,
         omega_o=omega,
-        u_qk=u if form.qk_prescale == "compute" else mp(0),
+        u_qk=u if form.scores.prescale == "compute" else mp(0),
         omega_in=mp(2) ** smallest,
-        tanh=4 * u if form.tanh is None else exact(form.tanh),
-        tanh_abs=8 * u if form.tanh_abs is None else exact(form.tanh_abs),
+        tanh=4 * u if form.arithmetic.tanh is None else exact(form.arithmetic.tanh),
+        tanh_abs=8 * u if form.arithmetic.tanh_abs is None else exact(form.arithmetic.tanh_abs),
         precision=precision,
     )
 
@@ -105,7 +105,7 @@ def keys_of(case: Case, form: Contract, c: Units, row: int) -> tuple[list[Key], 
     slopes, mask, sinks = (options.get(name) for name in ("alibi_slopes", "attn_mask", "sinks"))
     sink = None if sinks is None else exact(sinks[0])
     additive = mask is not None and mask.dtype != np.bool_
-    joins, stores, size_of = additive + (slopes is not None), form.score_stores, abs(alpha)
+    joins, stores, size_of = additive + (slopes is not None), form.scores.stores, abs(alpha)
     at = position(case, row)
     unsaid = slopes is not None and "alibi_bias" not in options and sink is None and not last
     unsaid = unsaid and all(j <= at for j in visible)
@@ -175,11 +175,11 @@ def weigh(keys: list[Key], form: Contract, c: Units, n: int, common: Number) -> 
     rho = []
     for key in keys:
         s, e = key.score, key.error
-        r = e + (6 * c.u * (1 + c.u_d) + c.u_d) * (m - s + exact(form.lag) + e + over) + c.omega_d
+        r = e + (6 * c.u * (1 + c.u_d) + c.u_d) * (m - s + exact(form.sums.lag) + e + over) + c.omega_d
         r -= log(1 - e_exp) * (1 + rescales(form, n))
-        if form.row_sum == "rounded":
+        if form.sums.row_sum == "rounded":
             r -= log(1 - c.u_p)
-        if form.splits > 1:
+        if form.sums.splits > 1:
             far = 4 * (max(abs(s), abs(m)) + common) + 3 * (max(abs(s), abs(lse)) + common) + 6 * (lse - s + log(n))
             r += mpmath.mpf("1.001") * c.u * far + e_log * log(n) + e_ln - log(1 - e_exp)
         rho.append(r)
@@ -191,7 +191,7 @@ def tiles(n: int) -> int:
 
 
 def rescales(form: Contract, n: int) -> int:
-    whole = form.normalised_p and (form.score_stores or form.qk_prescale != "none")
+    whole = form.weights.normalised and (form.scores.stores or form.scores.prescale != "none")
     return 0 if whole else tiles(n) - 1
 
 
@@ -220,8 +220,8 @@ def bound_of_lse(
     d_l = lme - log(1 - depth) + n * c.w + 4 * c.u * (log(row.ell) + lme + depth)
     d_l += mpmath.mpf(2) ** mpmath.mpf("2.6") * c.u + c.u * (4 * (abs(row.shift) + common) + 3 * size)
     gain = exp(sum(row.p(key) * r for key, r in zip(keys, row.rho, strict=True)))
-    d_l += -log(1 - min(1, gain / row.ell) * n * c.omega_p) if form.row_sum == "rounded" else 0
-    d_l += (form.splits + 1) * c.u + 3 * c.u * size if form.splits > 1 else 0
+    d_l += -log(1 - min(1, gain / row.ell) * n * c.omega_p) if form.sums.row_sum == "rounded" else 0
+    d_l += (form.sums.splits + 1) * c.u + 3 * c.u * size if form.sums.splits > 1 else 0
     d_l = (d_l + joins) * (1 + 8 * c.u)
     if fmt.precision < c.precision:
         d_l += mpmath.mpf(2) ** -fmt.precision * (size + d_l) + mpmath.mpf(2) ** (fmt.emin - fmt.precision)
@@ -237,7 +237,7 @@ def plain_bound(
     keys, n, common = keys_of(case, form, c, row)
     has_sink = case.options.get("sinks") is not None
     u_div, e_exp = 4 * c.u, 4 * c.u
-    normal, split = form.normalised_p, form.splits > 1
+    normal, split = form.weights.normalised, form.sums.splits > 1
     weighed = weigh(keys, form, c, n, common)
     joins_lse = mpmath.mpf(0)
     if has_sink:
@@ -249,17 +249,17 @@ def plain_bound(
     top = [exp(key.score - weighed.lse + r) for key, r in zip(keys, rho, strict=True)]
     moved = [t * (1 - exp(-r)) for t, r in zip(top, rho, strict=True)]
     gain = exp(sum(a * r for a, r in zip(p, rho, strict=True)))
-    k_p = (1 + (0 if form.row_sum == "rounded" else c.u_p)) * (1 + depth) - 1
+    k_p = (1 + (0 if form.sums.row_sum == "rounded" else c.u_p)) * (1 + depth) - 1
     k_p += u_div * (1 + k_p) if normal else 0
-    k_p += ((1 + u_div) * (1 + c.u) * (1 + c.g(form.splits + 2)) - 1) * (1 + k_p) if split else 0
-    h_out = (1 + (0 if normal else u_div)) * (1 + c.u_o) ** form.output_stores / (1 - depth)
+    k_p += ((1 + u_div) * (1 + c.u) * (1 + c.g(form.sums.splits + 2)) - 1) * (1 + k_p) if split else 0
+    h_out = (1 + (0 if normal else u_div)) * (1 + c.u_o) ** form.output.stores / (1 - depth)
     h_out *= (1 + u_div) * (1 + 2 * c.u) if has_sink else 1
     h_out += n * c.w - 1
     h_all = h_out
     if normal and rescales(form, n):
         unit = 6 * c.u * (1 + c.u_d) + c.u_d
         apart = [
-            2 * (unit * (weighed.shift - key.score + exact(form.lag) + key.error + weighed.over) + c.omega_d)
+            2 * (unit * (weighed.shift - key.score + exact(form.sums.lag) + key.error + weighed.over) + c.omega_d)
             - log(1 - e_exp) * (2 + rescales(form, n))
             for key in keys
         ]
@@ -276,12 +276,11 @@ def plain_bound(
         inner += k_p * min(
             gain * sum(t * abs(x) for t, x in zip(top, column, strict=True)), max(abs(x) for x in column)
         )
-        lost = c.omega_p * (spread if form.row_sum == "rounded" else size)
+        lost = c.omega_p * (spread if form.sums.row_sum == "rounded" else size)
         inner += lost if normal else per_sum * lost
-        inner += (
-            per_sum * (c.w * spread + n * tiles(n) * c.w) + n * c.w + (form.splits * c.w * farthest if split else 0)
-        )
-        end = c.omega_o if form.output_stores == 1 else form.output_stores * c.omega_o * (1 + h_out)
+        inner += per_sum * (c.w * spread + n * tiles(n) * c.w) + n * c.w
+        inner += form.sums.splits * c.w * farthest if split else 0
+        end = c.omega_o if form.output.stores == 1 else form.output.stores * c.omega_o * (1 + h_out)
         bounds.append(inner + h_all * (abs(out) + inner) + end)
     if has_sink and case.options.get("lse_sink") == "excluded":
         bare = weigh(keys[:-1], form, c, n - 1, common)

@@ -57,7 +57,9 @@ def store_of(name: str | None, input_format: Format, contract: Contract, c: Cons
     if fmt.precision >= c.compute.precision:
         # Half the range: partial sums may be that much larger than their total.
         return Store(0.0, 0.0, c.compute.max_finite / 2)
-    return Store(fmt.unit_roundoff, fmt.smallest_normal if contract.flush else fmt.omega, fmt.overflow_threshold)
+    return Store(
+        fmt.unit_roundoff, fmt.smallest_normal if contract.arithmetic.flush else fmt.omega, fmt.overflow_threshold
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +156,7 @@ class Turning:
 
 def turning_of(name: str | None, input_format: Format, contract: Contract, c: Constants, store: Store) -> Turning:
     fmt = c.compute if name is None else input_format if name == "input" else FORMATS[name]
-    return Turning(fmt.unit_roundoff, fmt.smallest_normal if contract.flush else fmt.omega, store)
+    return Turning(fmt.unit_roundoff, fmt.smallest_normal if contract.arithmetic.flush else fmt.omega, store)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,7 +269,7 @@ def attended(
     kept = replace(c, u_o=max(heads.unit, c.u), omega_o=max(heads.omega, c.compute.omega))
     wrong = forward.out_bound(inner, out, land, contract, kept, apart=apart)
     wrong = wrong * inflation(land, q.mid.shape[1])
-    heavy = np.exp(contract.lag) * (found.largest + of_v) / land.total_inverse
+    heavy = np.exp(contract.sums.lag) * (found.largest + of_v) / land.total_inverse
     broken = scores_broken(w, alpha, contract, c) | (heavy >= c.compute.max_finite / 2).any(axis=1, keepdims=True)
     broken |= (out.upper_abs() + wrong >= heads.limit).any(axis=1, keepdims=True)
     return Attended(wrong, broken)
@@ -278,7 +280,7 @@ def scores_broken(w: Weighed, alpha: float, contract: Contract, c: Constants) ->
     limit, land = c.compute.max_finite / 2, w.land
     seen = np.where(land.visible, w.reach, 0.0).max(axis=1, keepdims=True, initial=0.0)
     broken = (seen * max(alpha, 1.0) >= limit) | (land.max_size >= limit)
-    if contract.score_stores:
+    if contract.scores.stores:
         scaled = np.where(land.visible, land.size + w.eps, 0.0).max(axis=1, keepdims=True, initial=0.0)
         broken |= np.maximum(seen, scaled) >= c.scores.overflow_threshold
     return np.asarray(broken)

@@ -63,9 +63,9 @@ def stored_scores_error(
     eps: Float64Array, size: Float64Array, alpha: float, contract: Contract, c: Constants
 ) -> Float64Array:
     """eps after scores of at most ``size`` were stored ``score_stores`` times, losing omega_S each time."""
-    if not contract.score_stores:
+    if not contract.scores.stores:
         return eps
-    stores = contract.score_stores
+    stores = contract.scores.stores
     return np.asarray(eps + np.expm1(stores * log1p(c.u_S)) * (size + eps) + stores * (1 + alpha) * c.omega_S)
 
 
@@ -76,10 +76,10 @@ def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Cons
 
 def even_weight_error(land: Landscape, contract: Contract, c: Constants) -> float:
     """The part of rho that is the same for every key, and in every row."""
-    even = rescale_error(contract, c, land.keys) + _exponent_unit(c) * contract.lag
-    if contract.row_sum == "rounded":
+    even = rescale_error(contract, c, land.keys) + _exponent_unit(c) * contract.sums.lag
+    if contract.sums.row_sum == "rounded":
         even -= log1p(-c.u_P)
-    if contract.splits > 1:
+    if contract.sums.splits > 1:
         even += c.e_log * log(max(land.keys, 1)) + c.e_ln - log1p(-c.e_exp)
     return even
 
@@ -89,7 +89,7 @@ def uneven_weight_error(eps: Float64Array, land: Landscape, contract: Contract, 
     with np.errstate(all="ignore"):
         rho = _exponent_error(eps, land, c)
         rho += eps
-        if contract.splits > 1:
+        if contract.sums.splits > 1:
             unit = 1.001 * c.u
             rho += np.maximum(land.size, land.max_size) * (MAX_ROUNDINGS * unit)
             rho += np.maximum(land.size, land.lse_size) * (LSE_ROUNDINGS * unit)
@@ -169,12 +169,12 @@ def sweeps_apart(
     """
     alone = -log1p(-c.e_exp)
     rescaled = rescale_error(contract, c, land.keys)
-    if not contract.normalised_p or rescaled <= alone:
+    if not contract.weights.normalised or rescaled <= alone:
         return 0.0
     with np.errstate(all="ignore"):
         apart = _exponent_error(eps, land, c)
         apart *= 2
-        apart += 2 * _exponent_unit(c) * contract.lag + rescaled + alone
+        apart += 2 * _exponent_unit(c) * contract.sums.lag + rescaled + alone
         apart = land.seen(apart)
         # Upper bounds of the shares of either sweep. Those below 2^-100 matter to neither.
         share = tilted.upper
@@ -281,13 +281,13 @@ def cast_part(tilted: Tilted, v_magnitude: Float64Array, largest: Float64Array) 
 def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
     """kP: relative error of the cast of P, of v's operand rounding and of the accumulation (and of p's own
     division)."""
-    cast = 0.0 if contract.row_sum == "rounded" else c.u_P
+    cast = 0.0 if contract.sums.row_sum == "rounded" else c.u_P
     parts = [cast, c.u_v, accumulation_error(contract, c, land.keys)]
-    if contract.normalised_p:
+    if contract.weights.normalised:
         parts.append(c.u_div)
-    if contract.splits > 1:
+    if contract.sums.splits > 1:
         # Division of the partial output, its storage, its weight and the merge.
-        parts += [c.u_div, c.u, c.g(contract.splits + 2)]
+        parts += [c.u_div, c.u, c.g(contract.sums.splits + 2)]
     return compound(*parts)
 
 
@@ -301,12 +301,12 @@ def underflow_part(tilted: Tilted, land: Landscape, found: Spread, contract: Con
     """U [r, Dv]: absolute errors of exp, of the cast of P and of products that underflow."""
     n = land.keys
     factor = _per_row_sum(tilted, land)
-    lost = found.distance if contract.row_sum == "rounded" else found.size
-    cast = c.omega_P * lost if contract.normalised_p else factor * c.omega_P * lost
+    lost = found.distance if contract.sums.row_sum == "rounded" else found.size
+    cast = c.omega_P * lost if contract.weights.normalised else factor * c.omega_P * lost
     lost = cast + factor * (c.w * found.distance + n * tiles(contract, n) * c.w_acc) + n * c.w_acc
-    if contract.splits > 1:
+    if contract.sums.splits > 1:
         # The share of a whole split may underflow in the merge.
-        lost = lost + contract.splits * c.w * found.farthest
+        lost = lost + contract.sums.splits * c.w * found.farthest
     return np.asarray(lost)
 
 
@@ -315,10 +315,10 @@ def output_factor(land: Landscape, contract: Contract, c: Constants) -> float:
     h = row_sum_error(contract, c, land.keys)
     if h >= 1:
         return float("inf")
-    division = 0.0 if contract.normalised_p else c.u_div
+    division = 0.0 if contract.weights.normalised else c.u_div
     # O may be multiplied by 1 / (1 + e^(s - L_k)) at the end.
     late = (c.u_div, 2 * c.u) if land.sink else ()
-    return compound(division, *[c.u_o] * contract.output_stores, h / (1 - h), *late) + land.keys * c.w
+    return compound(division, *[c.u_o] * contract.output.stores, h / (1 - h), *late) + land.keys * c.w
 
 
 def with_output(c: Constants, fmt: Format) -> Constants:
@@ -339,7 +339,7 @@ def out_bound(
     whole = output_factor(land, contract, c)
     # Not by adding a zero: a whole that is infinite would make it nan.
     factor = whole if isinstance(apart, float) else whole + apart * (1 + whole)
-    lost = c.omega_o if contract.output_stores == 1 else contract.output_stores * c.omega_o * (1 + whole)
+    lost = c.omega_o if contract.output.stores == 1 else contract.output.stores * c.omega_o * (1 + whole)
     return np.asarray(inner + factor * (out.upper_abs() + inner) + lost)
 
 
@@ -360,11 +360,11 @@ def lse_bound(
             lme = np.where(huge, np.maximum(far, 0.0), lme)
         bound = lme - log1p(-h) + land.keys * c.w + c.e_log * (land.log_total + lme + h) + c.e_ln
         bound = bound + c.u * (MAX_ROUNDINGS * land.max_size + LSE_ROUNDINGS * land.lse_size)
-        if contract.row_sum == "rounded":
+        if contract.sums.row_sum == "rounded":
             lost = _per_row_sum(tilted, land) * land.keys * c.omega_P
             bound = bound + np.where(lost < 0.5, -np.log1p(-np.minimum(lost, 0.5)), np.inf)
-        if contract.splits > 1:
-            bound = bound + (contract.splits + 1) * c.u + LSE_ROUNDINGS * c.u * land.lse_size
+        if contract.sums.splits > 1:
+            bound = bound + (contract.sums.splits + 1) * c.u + LSE_ROUNDINGS * c.u * land.lse_size
         if land.sink:
             bound = bound + sink_lse_error(land, c)
         bound = bound * (1 + 8 * c.u)

@@ -98,10 +98,11 @@ def _squares(pairs: Iterable[tuple[Enclosure, Float64Array]]) -> float:
 
 def _followed(form: Contract) -> bool:
     """Whether the model rounds where this form says."""
-    plain = form.qk_prescale == "none" and form.operands is None and form.engine == "fma"
+    unit = form.arithmetic
+    plain = form.scores.prescale == "none" and unit.operands is None and unit.engine == "fma"
     # The model's exp and tanh are nearly exact; it rounds O once.
-    exact = form.exp is None and form.tanh is None and form.tanh_abs is None and form.output_stores == 1
-    return form.preset in JUDGED and plain and exact and not form.flush
+    exact = unit.exp is None and unit.tanh is None and unit.tanh_abs is None and form.output.stores == 1
+    return form.preset in JUDGED and plain and exact and not unit.flush
 
 
 def _ratio(target: float, model: float) -> float:

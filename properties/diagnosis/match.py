@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ def allowed(failing: FailingCase, c: Counterfactual, fares: Match) -> bool:
     """Whether a contract that allows the defect would be kept; where none can say so, whether errors are in reach."""
     if not c.contract:
         return fares.in_reach()
-    forms = tuple(dict.fromkeys(replace(form, **c.contract) for form in failing.subject.forms))
+    forms = tuple(dict.fromkeys(form.with_fields(**c.contract) for form in failing.subject.forms))
     kept = np.ones(len(forms), dtype=bool)
     for judged in failing.blocks:
         loose = predict(failing, Counterfactual(c.says), judged.block.key, judged.block.rows, forms)

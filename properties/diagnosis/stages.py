@@ -116,7 +116,7 @@ def _zero_after_hidden(tile: int) -> Change:
 def rescaling(failing: FailingCase) -> Iterator[Counterfactual]:
     """Sums of earlier tiles that do not follow the maximum: the same as a bias of minus the maximum that was used."""
     x = Heads(failing.case)
-    lag = max(form.lag for form in failing.subject.forms) or USUAL_LAG
+    lag = max(form.sums.lag for form in failing.subject.forms) or USUAL_LAG
     for tile in TILES:
         if x.keys <= tile:
             continue

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
-from oracle.contract.constants import accumulation_error, constants, dot_error, rescale_error, row_sum_error
-from oracle.contract.contract import Contract, UnknownContract
-from oracle.formats import FORMATS
+from oracle.contract.contract import UnknownContract
 from oracle.ops.contracts import declared_forms
 from oracle.ops.table import op_named, ops
 from targets.calling.frameworks import FRAMEWORKS
@@ -29,8 +26,6 @@ METADATA = (
     "gradients",
 )
 DEVICES = ("cpu", "cuda")
-_KINDS: dict[str, str] = {f.name: str(f.type) for f in fields(Contract)}
-_TYPES: dict[str, Any] = {"str": str, "int": int, "float": int | float, "bool": bool, "None": type(None)}
 
 
 def metadata(function: Callable[..., Any]) -> Any:
@@ -95,24 +90,8 @@ def _wrong_names(key: str, value: Any, known: tuple[str, ...]) -> list[str]:
 def _wrong_contract(contract: Any, op: str) -> list[str]:
     if not isinstance(contract, str | Mapping):
         return [f"contract is {type(contract).__name__}; it is a preset name or a dict of fields"]
-    for name, value in contract.items() if isinstance(contract, Mapping) else ():
-        if name in _KINDS and not _is_of_kind(value, _KINDS[name]):
-            return [f"contract field {name} is {value!r}, not {_KINDS[name]}"]
     try:
-        for form in declared_forms(op, contract if isinstance(contract, str) else dict(contract), "fp32"):
-            # A field of the wrong type or value shows when the numbers that follow from it are asked for.
-            made = constants(form, FORMATS["fp32"])
-            for figure in (dot_error, accumulation_error, row_sum_error, rescale_error):
-                figure(form, made, 64)
+        declared_forms(op, contract if isinstance(contract, str) else dict(contract), "fp32")
     except UnknownContract as error:
         return [str(error)]
-    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
-        return [f"contract {contract!r} cannot be used: {error}"]
     return []
-
-
-def _is_of_kind(value: Any, kind: str) -> bool:
-    """Whether a value has the type that a contract field's annotation names; True is no number here."""
-    return any(
-        isinstance(value, _TYPES[name]) and isinstance(value, bool) == (name == "bool") for name in kind.split(" | ")
-    )

@@ -67,7 +67,7 @@ def _wrong_call(target: Target, dtype: str, device: str) -> list[str]:
         if tuple(value.shape) != tuple(shapes[name])
     ]
     contract = dict(target.contract) if isinstance(target.contract, Mapping) else target.contract
-    output = declared_forms(target.op, contract, dtype)[0].output
+    output = declared_forms(target.op, contract, dtype)[0].output.stored_as
     expected = np.dtype(resolved(output, FORMATS[dtype]).dtype)
     for name in target.row.required_outputs(case):
         if name in seen.outputs and seen.outputs[name].dtype != expected:

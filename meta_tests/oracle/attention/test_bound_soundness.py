@@ -146,7 +146,7 @@ def test_rescales_of_a_normalised_p_are_needed(monkeypatch: pytest.MonkeyPatch) 
     assert max(attack(kernel, FORMATS["fp32"], "constant v", shape, 0).values()) <= 1
 
     def never(form: Contract, c: Constants, keys: int) -> float:
-        return contracts.rescale_error(replace(form, tile=keys), c, keys)
+        return contracts.rescale_error(form.with_fields(tile=keys), c, keys)
 
     monkeypatch.setattr(attention_bounds.forward, "rescale_error", never)
     assert max(attack(kernel, FORMATS["fp32"], "constant v", shape, 0).values()) > 1
@@ -228,7 +228,7 @@ def test_looser_contracts_have_larger_bounds(fmt: str) -> None:
         block = enclose(case)[0]
 
         def bound(block: Block = block, case: Case = case, **fields: Any) -> dict[str, Bounded]:
-            form = replace(Contract("flash", "plain"), **fields)
+            form = Contract("flash", "plain").with_fields(**fields)
             return attention_bounds.bounds(case, block, (form,), {"out": FORMATS[fmt], "lse": FORMATS["fp32"]})[0]
 
         strict = bound(weights="fp32")
@@ -281,7 +281,7 @@ def one_row(fmt: str, q: Any, k: Any, v: Any, **options: Any) -> Case:
 
 def test_where_overflow_is_legal() -> None:
     plain, eager = preset_forms("attention", "flash")[0], preset_forms("attention", "eager")[0]
-    narrow = replace(plain, accumulator="fp16")
+    narrow = plain.with_fields(accumulator="fp16")
     modest = one_row("fp16", [[1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [2.0]])
     for form in (plain, eager, narrow):
         assert not any(x.any() for x in overflows(modest, form, "fp16"))
@@ -296,17 +296,17 @@ def test_where_overflow_is_legal() -> None:
     # A part of split keys knows its own maximum only: seven equal weights of 1, beside a key that makes them small.
     half = float(FORMATS["fp32"].max_finite) / 8
     apart = one_row("fp32", [[1.0]], [[30.0], *[[0.0]] * 7], [[1.0], *[[half]] * 7])
-    assert overflows(apart, replace(plain, weights="fp32", splits=8), "fp32")[0].all()
-    assert not overflows(apart, replace(plain, weights="fp32"), "fp32")[0].any()
+    assert overflows(apart, plain.with_fields(weights="fp32", splits=8), "fp32")[0].all()
+    assert not overflows(apart, plain.with_fields(weights="fp32"), "fp32")[0].any()
     # Large scales overflow although sum |q||k| does not.
     steep = one_row("fp32", [[1e15]], [[1e15], [0.0]], [[1.0], [2.0]], scale=1e10)
-    assert overflows(steep, replace(plain, weights="fp32"), "fp32")[0].all()
+    assert overflows(steep, plain.with_fields(weights="fp32"), "fp32")[0].all()
     # Lowest finite numbers as masks: legal only where all of a row is masked so, and base two loses its maximum.
     lowest = -3.4e38
     some = one_row("fp32", [[1.0]], [[1.0], [2.0]], [[1.0], [2.0]], attn_mask=np.float32([[[[lowest, 0.0]]]]))
     every = one_row("fp32", [[1.0]], [[1.0], [2.0]], [[1.0], [2.0]], attn_mask=np.float32([[[[lowest, lowest]]]]))
     mild = one_row("fp32", [[1.0]], [[1.0], [2.0]], [[1.0], [2.0]], attn_mask=np.float32([[[[-1e30, -1e30]]]]))
-    form = replace(plain, weights="fp32")
+    form = plain.with_fields(weights="fp32")
     assert not overflows(some, form, "fp32")[0].any()
     assert not overflows(mild, form, "fp32")[0].any()
     assert overflows(every, form, "fp32")[0].all()

@@ -200,9 +200,9 @@ def test_factors_of_heads_and_wrong_ones() -> None:
 def test_the_weights_of_a_contract_must_fit_their_format() -> None:
     with pytest.raises(UnknownContract, match=r"does not fit into e4m3 \(at most 448\)"):
         declared_forms("attention", {**CONTRACT, "weight_scale": 512.0}, "bf16")
-    with pytest.raises(UnknownContract, match="weight_scale must be a positive number"):
+    with pytest.raises(UnknownContract, match=r"weight_scale is 0\.0; valid: a finite number above 0"):
         declared_forms("attention", {**CONTRACT, "weight_scale": 0.0}, "bf16")
-    assert all(f.weight_scale * np.exp(f.lag) <= 448 for f in declared_forms("attention", CONTRACT, "bf16"))
+    assert all(f.weights.scale * np.exp(f.sums.lag) <= 448 for f in declared_forms("attention", CONTRACT, "bf16"))
 
 
 def test_promotion_bounds_long_sums_that_an_accumulator_of_the_engine_does_not() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from oracle.bounds.table import bounds_of
 from oracle.case import Case
-from oracle.contract.contract import Contract
+from oracle.contract.contract import Contract, contract_of
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
 from oracle.ops.contracts import ladder, preset_forms
@@ -73,7 +72,7 @@ def errors(case: Case, contract: Contract) -> dict[str, float]:
     return found
 
 
-WIDE = Contract("x", weights="fp32", output="fp32", delta="weights")
+WIDE = contract_of("x", weights="fp32", output="fp32", delta="weights")
 ATTENTION = {
     "dq": {"grad_stores": 1},
     "dk": {"dp_stored": True},
@@ -84,7 +83,7 @@ ATTENTION = {
 @pytest.mark.parametrize("output", ATTENTION)
 def test_every_stage_of_attention_is_rounded_where_it_is_declared(output: str) -> None:
     case = attention("bf16", np.random.default_rng(5))
-    exact, low = errors(case, WIDE), errors(case, replace(WIDE, **ATTENTION[output]))  # type: ignore[arg-type]
+    exact, low = errors(case, WIDE), errors(case, WIDE.with_fields(**ATTENTION[output]))  # type: ignore[arg-type]
     assert exact[output] < 2e-5 < 1e-3 < low[output]
     untouched = "dv" if output != "dv" else "dq"
     assert low[untouched] == exact[untouched]
@@ -95,15 +94,15 @@ def test_every_stage_of_attention_is_rounded_where_it_is_declared(output: str) -
     ("latent", "absorbed", "dc_kv"),
 ])  # fmt: skip
 def test_every_stage_of_mla_is_rounded_where_it_is_declared(field: str, form: str, output: str) -> None:
-    case, wide = mla("bf16", np.random.default_rng(6)), replace(WIDE, form=form)
-    low = replace(wide, **{field: "bf16"})  # type: ignore[arg-type]
+    case, wide = mla("bf16", np.random.default_rng(6)), WIDE.with_fields(form=form)
+    low = wide.with_fields(**{field: "bf16"})  # type: ignore[arg-type]
     assert errors(case, wide)[output] < 2e-5 < 1e-3 < errors(case, low)[output]
 
 
 def test_d_comes_from_where_the_contract_says() -> None:
     """A rounded O reaches dq through D, and not where D is summed from P and dP."""
     case = attention("bf16", np.random.default_rng(7))
-    found = [errors(case, replace(WIDE, delta=delta, output="bf16")) for delta in ("output", "weights")]
-    wide = [errors(case, replace(WIDE, delta=delta)) for delta in ("output", "weights")]
+    found = [errors(case, WIDE.with_fields(delta=delta, output="bf16")) for delta in ("output", "weights")]
+    wide = [errors(case, WIDE.with_fields(delta=delta)) for delta in ("output", "weights")]
     assert all(error["dq"] < 2e-5 for error in wide)
     assert found[0]["dq"] > found[1]["dq"] > 1e-4

@@ -339,7 +339,7 @@ def test_where_overflow_is_legal_with_a_sink() -> None:
     forms = preset_forms("attention", "fp32")
     found = attention_bounds.bounds(case, enclose(case)[0], forms, {"out": FORMATS["fp32"]})
     # The sum of eight times a quarter of the range is formed before a sink that comes last makes it small.
-    assert [bool(f["out"].may_overflow.all()) for f in found] == [not form.normalised_p for form in forms]
+    assert [bool(f["out"].may_overflow.all()) for f in found] == [not form.weights.normalised for form in forms]
     small = stored((q, k, v / 64, {"sinks": np.array([50.0])}), FORMATS["fp32"])
     found = attention_bounds.bounds(small, enclose(small)[0], forms, {"out": FORMATS["fp32"]})
     assert not any(f["out"].may_overflow.any() for f in found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import flint
@@ -326,7 +325,7 @@ def test_the_model_kernel_follows_the_options(preset: str) -> None:
         for form in declared_forms("attention", {"preset": preset, "shifted": "input"}, fmt):
             for tile in (None, 2):
                 for block in enclose(case, ar=arb_arithmetic(200)):
-                    got = attention_case.model(case, block.key, block.rows, replace(form, tile=tile))
+                    got = attention_case.model(case, block.key, block.rows, form.with_fields(tile=tile))
                     for name in ("out", "lse"):
                         error = block.part(name).distance(got[name]).max()
                         assert 0 < error < (1e-14 if fmt == "fp64" else 5e-6), (options, form.label)

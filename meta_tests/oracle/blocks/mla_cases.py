@@ -109,7 +109,7 @@ def form_of(kernel: BlockKernel, fmt: Format, contract: dict[str, Any] | None = 
     return next(
         f
         for f in declared_forms("mla_block", dict(contract or kernel.contract), fmt.name)
-        if (f.form, f.normalised_p, f.splits > 1, f.row_sum == "rounded", f.lag)
+        if (f.latent.form, f.weights.normalised, f.sums.splits > 1, f.sums.row_sum == "rounded", f.sums.lag)
         == (core.form, core.normalised, core.splits > 1, core.rounded_sum, core.lag)
     )
 

@@ -77,7 +77,7 @@ def ratio(kernel: BlockKernel, case: Case, fmt: Format, contract: dict[str, Any]
     form = next(
         f
         for f in forms
-        if (f.normalised_p, f.splits > 1, f.row_sum == "rounded", f.lag > 0)
+        if (f.weights.normalised, f.sums.splits > 1, f.sums.row_sum == "rounded", f.sums.lag > 0)
         == (core.normalised, core.splits > 1, core.rounded_sum, core.lag > 0)
     )
     block = enclose(case)[0]

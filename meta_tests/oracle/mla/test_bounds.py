@@ -16,7 +16,7 @@ from oracle.arithmetic.arb import arb_arithmetic
 from oracle.block import Block
 from oracle.bounds.mla import output as bounds_mla
 from oracle.case import Case
-from oracle.contract.contract import Contract
+from oracle.contract.contract import Contract, contract_of
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS
 from oracle.ops.contracts import declared_forms, preset_forms
@@ -30,33 +30,33 @@ def legal(fmt: str, rng: np.random.Generator) -> Iterator[tuple[str, Kernel, Con
     for form in mla.FORMS:
         for stored in (False, True) if low else (False,):
             declared = "input" if stored else None
-            contract = Contract("x", form=form, up=declared, latent=declared)
+            contract = contract_of("x", form=form, up=declared, latent=declared)
             kept = fmt if stored else None
             kernel = Kernel(form, up=kept, latent=kept, weights=low, order=str(rng.choice(ORDERS)))
             base_two, splits = bool(rng.integers(2)), int(rng.choice([2, 4, 8]))
             if fmt == "fp64":
                 double, wide = (
-                    replace(contract, compute="fp64", weights="fp64"),
+                    contract.with_fields(compute="fp64", weights="fp64"),
                     replace(kernel, wide=np.float64),
                 )
                 yield "fp64", replace(wide, base_two=base_two), double
-                yield "fp64 normalised", replace(wide, normalised=True), replace(double, normalised_p=True)
+                yield "fp64 normalised", replace(wide, normalised=True), double.with_fields(normalised_p=True)
                 continue
             yield "flash", replace(kernel, base_two=base_two, tile=int(rng.choice([16, 32]))), contract
-            yield "fp32", replace(kernel, weights=None), replace(contract, weights="fp32")
-            yield "normalised", replace(kernel, normalised=True), replace(contract, normalised_p=True)
-            yield "rounded sum", replace(kernel, rounded_sum=True), replace(contract, row_sum="rounded")
-            yield "split", replace(kernel, splits=splits, base_two=base_two), replace(contract, splits=8)
-            yield "lazy", replace(kernel, lag=5.5, base_two=base_two), replace(contract, lag=8 * np.log(2))
-            math = replace(contract, weights="fp32", qk_prescale="compute", normalised_p=True)
+            yield "fp32", replace(kernel, weights=None), contract.with_fields(weights="fp32")
+            yield "normalised", replace(kernel, normalised=True), contract.with_fields(normalised_p=True)
+            yield "rounded sum", replace(kernel, rounded_sum=True), contract.with_fields(row_sum="rounded")
+            yield "split", replace(kernel, splits=splits, base_two=base_two), contract.with_fields(splits=8)
+            yield "lazy", replace(kernel, lag=5.5, base_two=base_two), contract.with_fields(lag=8 * np.log(2))
+            math = contract.with_fields(weights="fp32", qk_prescale="compute", normalised_p=True)
             yield "sdpa_math", replace(kernel, weights=None, prescaled=True, normalised=True), math
-            eager = replace(contract, scores="input", score_stores=2, normalised_p=True)
+            eager = contract.with_fields(scores="input", score_stores=2, normalised_p=True)
             yield "eager", replace(kernel, stores=fmt, normalised=True), eager
             if fmt == "fp32":
                 yield (
                     "tf32",
                     replace(kernel, operands="tf32", weights="tf32"),
-                    replace(contract, weights="fp32", operands="tf32"),
+                    contract.with_fields(weights="fp32", operands="tf32"),
                 )
 
 
@@ -116,7 +116,7 @@ def test_float64_kernels_keep_the_float64_contract() -> None:
 def test_broken_kernels_exceed_the_bound(form: str, broken: str, fmt: str) -> None:
     """Under the loosest contract of the format, on plain normal inputs."""
     rng, preset = np.random.default_rng(10), "tf32" if fmt == "fp32" else "eager"
-    contract = next(f for f in preset_forms("mla", preset) if f.form == form)
+    contract = next(f for f in preset_forms("mla", preset) if f.latent.form == form)
     low = None if fmt == "fp32" else fmt
     honest = Kernel(form, up=low, latent=low, weights=low, stores=low, normalised=True)
     case = draw(rng, fmt, "normal", (4, 33, 16, 8, 32, 8)).without_options("is_causal", "causal_alignment")
@@ -133,7 +133,7 @@ def test_a_stage_stored_lower_than_declared_exceeds_the_bound(form: str, field: 
     if form == "materialised" and field == "latent":
         # A materialised kernel has no latent sum: the field changes nothing.
         case = draw(np.random.default_rng(12), "fp16", "normal")
-        forms = [Contract("x", latent=value) for value in (None, "input")]
+        forms = [contract_of("x", latent=value) for value in (None, "input")]
         first, second = bounds_mla.bounds(case, enclosed(case), forms, {})
         assert np.array_equal(first["out"].bound, second["out"].bound, equal_nan=True)
         return
@@ -141,8 +141,8 @@ def test_a_stage_stored_lower_than_declared_exceeds_the_bound(form: str, field: 
     kernel = replace(Kernel(form), **{field: "bf16"})
     for family in ("normal", "one sign", "peaked", "massive"):
         case = draw(rng, "fp32", family, (4, 17, 16, 8, 32, 8)).without_options("is_causal", "causal_alignment")
-        plain = Contract("x", weights="fp32", form=form)
-        pair = [("false", kernel, plain), ("true", kernel, replace(plain, **{field: "bf16"}))]
+        plain = contract_of("x", weights="fp32", form=form)
+        pair = [("false", kernel, plain), ("true", kernel, plain.with_fields(**{field: "bf16"}))]
         (_, out, lse, _), (_, out_kept, lse_kept, _) = ratios(case, enclosed(case), pair, "fp32")
         worst, kept = max(worst, out, lse), max(kept, out_kept, lse_kept)
     assert worst > 1 >= kept
@@ -153,7 +153,7 @@ def test_the_two_forms_agree_within_the_sum_of_their_bounds() -> None:
     for family in FAMILIES:
         case = draw(rng, "bf16", family, (3, 17, 8, 4, 16, 6))
         block, inputs = enclosed(case), mla_case.head(case, (0, 0), np.arange(3))
-        forms = {f.form: f for f in preset_forms("mla", "eager")}
+        forms = {f.latent.form: f for f in preset_forms("mla", "eager")}
         allowed = bounds_mla.agreement(case, block, forms["materialised"], forms["absorbed"], {"out": FORMATS["bf16"]})[
             "out"
         ]
@@ -188,7 +188,7 @@ def test_overflow_of_a_stored_stage_is_exempt_only_where_the_contract_stores_it(
     stored, kept, absorbed = bounds_mla.bounds(
         case,
         block,
-        [Contract("x", up="input"), Contract("x"), Contract("x", form="absorbed", up="input")],
+        [contract_of("x", up="input"), Contract("x"), contract_of("x", form="absorbed", up="input")],
         {},
     )
     assert stored["out"].may_overflow.all()
@@ -214,12 +214,12 @@ def test_the_model_kernel_keeps_every_contract_and_rounds_what_it_declares(fmt: 
             assert modelled["lse"].shape == (4, 1)
             for name, y in modelled.items():
                 assert (block.part(name).distance(y) <= bounded[name].bound).all(), (form.label, name)
-    wide = Contract("x", weights="fp32", output="fp32")
+    wide = contract_of("x", weights="fp32", output="fp32")
     for form, name in (("materialised", "up"), ("absorbed", "up"), ("absorbed", "latent")):
-        low = replace(wide, form=form, **{name: "bf16"})
+        low = wide.with_fields(form=form, **{name: "bf16"})
         error = [
             block.part("out").distance(mla_case.model(case, (0, 0), rows, c)["out"]).max()
-            for c in (replace(wide, form=form), low)
+            for c in (wide.with_fields(form=form), low)
         ]
         assert error[0] < 1e-5 < 3e-4 < error[1], (form, name)
 
@@ -227,13 +227,14 @@ def test_the_model_kernel_keeps_every_contract_and_rounds_what_it_declares(fmt: 
 def test_presets_of_mla_name_both_forms_and_eager_stores_every_stage() -> None:
     for preset in ("fp64", "fp32", "flash", "tf32", "sdpa_math", "eager"):
         forms = preset_forms("mla", preset)
-        assert [f.form for f in forms] == sorted((f.form for f in forms), key=mla.FORMS.index)
-        assert {f.form for f in forms} == set(mla.FORMS)
-        assert {(f.up, f.latent) for f in forms} == {("input", "input") if preset == "eager" else (None, None)}
+        assert [f.latent.form for f in forms] == sorted((f.latent.form for f in forms), key=mla.FORMS.index)
+        assert {f.latent.form for f in forms} == set(mla.FORMS)
+        stored = ("input", "input") if preset == "eager" else (None, None)
+        assert {(f.latent.up, f.latent.summed) for f in forms} == {stored}
     declared = declared_forms("mla", {"preset": "flash", "form": "absorbed"}, "bf16")
-    assert {f.form for f in declared} == {"absorbed"}
+    assert {f.latent.form for f in declared} == {"absorbed"}
     assert len(declared) == len(preset_forms("mla", "flash")) // 2
-    with pytest.raises(ValueError, match="unknown form 'folded'"):
+    with pytest.raises(ValueError, match="form is 'folded'; valid: materialised, absorbed"):
         declared_forms("mla", {"form": "folded"}, "bf16")
 
 

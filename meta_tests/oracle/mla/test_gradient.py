@@ -164,7 +164,7 @@ def ratios(
     order: str = "materialised",
 ) -> dict[str, float]:
     forms = declared_forms("mla_backward", contract or kernel.contract, fmt.name)
-    chosen = [f for f in forms if f.form == order.partition(",")[0]][kernel.form if form < 0 else form]
+    chosen = [f for f in forms if f.latent.form == order.partition(",")[0]][kernel.form if form < 0 else form]
     got = Honest(kernel, fmt, order=order, stored=stored)(case)
     worst = dict.fromkeys(OUTPUTS, 0.0)
     formats = dict.fromkeys(OUTPUTS, fmt)
@@ -262,7 +262,7 @@ def test_what_may_overflow_on_the_way_is_promised_to_nobody(what: str) -> None:
     found = Honest(kernel, fmt, order=order, stored=True)(case)
     assert not np.isfinite(found[shown]).all()
     forms = declared_forms("mla_backward", {"preset": "flash", "form": order.partition(",")[0]}, "fp16")
-    form = next(f for f in forms if f.delta == delta)
+    form = next(f for f in forms if f.gradient.delta == delta)
     for block in enclose(case):
         for name, bounded in bounds(case, block, (form,), dict.fromkeys(OUTPUTS, fmt))[0].items():
             y = block.take(name, found[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def attack(preset: str, dtype: str, sizes: tuple[int, ...], seed: int) -> dict[t
                     wide = preset == "input" and kernel.order == "wide"
                     form = form_of(preset, kernel.form + ", fp32 sum" * wide)
                     if preset == "input" and kernel.order == "online":
-                        form = replace(form, tile=16)
+                        form = form.with_fields(tile=16)
                     observed = fmt.store(outputs[name])
                     ratio = worst_ratio(observed, Case(name, {"x": x}), blocks[name], form, fmt)
                     key = (name, kernel.form, family)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -84,7 +83,7 @@ def ratio(case: Case, form: Contract, fmt: Format, dx: Array) -> float:
 
 
 def form_of(preset: str, *, sum_wide: bool = False) -> Contract:
-    return next(f for f in preset_forms("softmax_backward", preset) if (f.row_sum == "fp32") == sum_wide)
+    return next(f for f in preset_forms("softmax_backward", preset) if (f.sums.row_sum == "fp32") == sum_wide)
 
 
 KERNELS = [
@@ -115,7 +114,7 @@ def worst(dtype: str, preset: str, wide: bool, seeds: range) -> float:
                     most = max(most, ratio(case, form, fmt, dx))
                     if preset == "fp32" and order == "forward":
                         dx = kernel(case, compute, order, fused=fused, flush=True)
-                        most = max(most, ratio(case, replace(form, flush=fmt.name == "fp32"), fmt, dx))
+                        most = max(most, ratio(case, form.with_fields(flush=fmt.name == "fp32"), fmt, dx))
     return most
 
 

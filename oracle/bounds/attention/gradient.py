@@ -130,7 +130,7 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         sink = None if inner.sink_weight is None else _upper(ar, inner.sink_weight)
         slope = None if inner.slope is None else Enclosure(*ar.to_enclosure(inner.slope))
     fmt = format_of(case.arrays["q"])
-    wide = FORMATS["fp64" if forms[0].compute == "fp64" else "fp32"]
+    wide = FORMATS["fp64" if forms[0].arithmetic.compute == "fp64" else "fp32"]
     given = numbers(plain, ahead)
     allowed = attention.errors(given, ahead, forms, (fmt, wide))
     do = np.abs(gradients.cotangent(case, key, rows)[0])
@@ -190,7 +190,7 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErro
     grow = 1 + 2.0**-50 * (land.keys + dims + 512)
     e_p, e_sink = _weight_errors(x, allowed, form)
     cast = e_p + c.u_P * (x.p + e_p) + c.omega_P
-    if form.score_stores:
+    if form.scores.stores:
         # P itself is what is stored.
         e_p = cast
         e_sink = None if e_sink is None or x.sink is None else e_sink + c.u_P * (x.sink + e_sink) + c.omega_P
@@ -199,18 +199,18 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErro
     e_dp = chain * x.magnitude + (2 * dims + 2) * c.w
     e_dp = e_dp + 2 * c.omega_v * (x.do.sum(axis=1, keepdims=True) + x.v.sum(axis=1)[None, :])
     e_dp = e_dp + x.dp_wrong
-    if form.dp_stored:
+    if form.gradient.dp_stored:
         e_dp = e_dp + narrow.unit_roundoff * (x.dp + e_dp) + narrow.omega
-    if form.delta == "output" and x.delta_wrong is not None:
+    if form.gradient.delta == "output" and x.delta_wrong is not None:
         e_delta = x.delta_wrong
-    elif form.delta == "output":
+    elif form.gradient.delta == "output":
         b_o = np.where(np.isfinite(allowed.out.bound), allowed.out.bound, np.inf)
         gap = b_o + c.g(dims) * (x.out + b_o)
         e_delta = np.where(x.do > 0, x.do * gap, 0.0).sum(axis=1, keepdims=True) + dims * c.w
     else:
         each = e_p * (x.dp + e_dp) + x.p * e_dp + c.g(n + 1) * (x.p + e_p) * (x.dp + e_dp)
         e_delta = np.where(x.visible, each, 0.0).sum(axis=1, keepdims=True) + n * c.w
-    stores = form.grad_stores + (3 if form.score_stores and x.softcap is not None else 0)
+    stores = form.gradient.stores + (3 if form.scores.stores and x.softcap is not None else 0)
     unit, lost = (narrow.unit_roundoff, narrow.omega) if stores else (0.0, 0.0)
     unit = max(unit, c.u_v)
     y = e_dp + e_delta
@@ -225,7 +225,7 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErro
         s_x = s * high + (x.ds + s) * (2 * t * e_t + e_t**2 + 3 * c.u)
     rounding = np.expm1(max(stores, 1) * np.log1p(unit))
     # Where the scale joins before dS is stored, or flushed, what is lost next to zero is lost of scaled numbers.
-    near = stores * lost + (c.w if form.flush else 0.0)
+    near = stores * lost + (c.w if form.arithmetic.flush else 0.0)
     s_x = s_x + rounding * (x.dx + s_x) + near * max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
     s = s + rounding * (x.ds + s) + stores * lost
     sink = None
@@ -233,7 +233,7 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErro
         y = e_delta + c.u * (x.delta + e_delta)
         sink = e_sink * (x.delta + y) + x.sink * y
         sink = sink + (rounding + 2 * c.u) * (x.sink * x.delta + sink) + stores * lost + c.w
-    limit = min(c.compute.max_finite, narrow.max_finite if form.dp_stored or stores else np.inf) / 2
+    limit = min(c.compute.max_finite, narrow.max_finite if form.gradient.dp_stored or stores else np.inf) / 2
     broken = allowed.broken | ~(x.magnitude.max(axis=1, keepdims=True, initial=0.0) < limit)
     hidden = [a * grow if land.everything else np.where(x.visible, a * grow, 0.0) for a in (cast, s, s_x)]
     return FormErrors(c, hidden[0], hidden[1], hidden[2], None if sink is None else sink * grow, broken)
@@ -353,7 +353,7 @@ def _dsinks(case: Case, parts: Parts, rows: Rows) -> Sums:
 def _scaled(exact: Enclosure, sums: Sums, form: Contract, fmt: Format, parts: Parts) -> Bounded:
     """The bound with the scale's and the output's roundings."""
     c, (b, broken) = parts[0][1].constants, sums
-    b = b + SCALE_ROUNDINGS * (c.u * (exact.upper_abs() + b) + (c.w if form.flush else 0.0))
+    b = b + SCALE_ROUNDINGS * (c.u * (exact.upper_abs() + b) + (c.w if form.arithmetic.flush else 0.0))
     return settled(exact, b, broken, form, c, fmt, terms=parts[0][0].p.size)
 
 
@@ -371,6 +371,6 @@ def settled(
     size = exact.upper_abs()
     unit, lost = max(c.u_o, fmt.unit_roundoff), max(c.omega_o, fmt.omega)
     if fmt.precision >= c.compute.precision:
-        unit, lost = c.u, c.w if form.flush else c.compute.omega
+        unit, lost = c.u, c.w if form.arithmetic.flush else c.compute.omega
     bound = (b + unit * (size + b) + lost) * (1 + 2.0**-50 * (max(b.size, terms) + 512))
     return Bounded(np.asarray(bound), np.asarray(broken | (size + bound >= fmt.overflow_threshold)))

@@ -150,13 +150,13 @@ def weigh(head: Head, block: Block, forms: Sequence[Contract], lse_format: Forma
     made = []
     grow = inflation(land, dims)
     for form, c, even in _by_even(forms, land, head):
-        scores = (c, form.score_stores, dot_error(form, c, dims))
+        scores = (c, form.scores.stores, dot_error(form, c, dims))
         if _scores_key(*scores) not in of_scores:
             eps = score_error(head, raw, land, block, form, c)
             if head.has_sink:
                 eps[:, -1] = (forward.SCORE_ROUNDINGS * c.u + c.u_S) * land.size[:, -1] + c.omega_S
             of_scores[_scores_key(*scores)] = eps
-        key = (_scores_key(*scores), c.u_D, c.omega_D, c.e_exp, c.e_log, c.e_ln, form.splits > 1)
+        key = (_scores_key(*scores), c.u_D, c.omega_D, c.e_exp, c.e_log, c.e_ln, form.sums.splits > 1)
         if key not in groups:
             eps = of_scores[_scores_key(*scores)]
             rho = forward.uneven_weight_error(eps, land, form, c)
@@ -230,7 +230,7 @@ def _outputs(
         out_bound = forward.out_bound(inner, out, land, form, forward.with_output(c, out_format), apart=apart) * grow
         out_bound = np.where(np.isnan(out_bound) & (broken | endless), np.inf, out_bound)
         too_large = size_of_out + out_bound >= out_format.overflow_threshold
-        if form.saturate:
+        if form.output.saturate:
             beyond = size_of_out + out_bound - out_format.max_finite
             out_bound, too_large = np.maximum(out_bound, beyond), np.zeros_like(too_large)
         results.append(Bounded(out_bound, broken | too_large))

@@ -40,9 +40,9 @@ def score_error(
     if bias is None:
         return eps
     eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias
-    if contract.score_stores and head.joins > 1:
+    if contract.scores.stores and head.joins > 1:
         eps = eps + c.u_S * (np.minimum(before[1], head.softcap) + bias + eps) + c.omega_S
-    if contract.score_stores:
+    if contract.scores.stores:
         eps = eps + c.u_S * (land.size + eps) + c.omega_S
     return np.asarray(eps)
 
@@ -64,11 +64,11 @@ def eps_with_bias(
     if bias is None:
         return forward.stored_scores_error(eps, size, alpha, contract, c)
     eps = eps + forward.SCORE_ROUNDINGS_WITH_BIAS * c.u * bias
-    if not contract.score_stores:
+    if not contract.scores.stores:
         return np.asarray(eps)
     # Raw and scaled scores are stored before the bias joins them: their roundings follow |S - bias|, which is at most
     # |S| + |bias|. The sum is stored once more.
-    stores = contract.score_stores + joins
+    stores = contract.scores.stores + joins
     before = size + bias
     eps = eps + np.expm1(stores * np.log1p(c.u_S)) * (before + eps) + stores * (1 + alpha) * c.omega_S
     return np.asarray(eps)
@@ -88,14 +88,14 @@ def _capped(
     """eps of c tanh(x / c) from that of x, where |x| lies in ``before``."""
     assert head.softcap is not None
     cap, (low, high) = head.softcap, before
-    if contract.score_stores:
+    if contract.scores.stores:
         # The quotient is stored too.
         eps = eps + c.u_S * (high + eps) + cap * c.omega_S
     moved = cap * tanh_moves(low / cap, high / cap, eps / cap)
     after = np.minimum(cap * np.tanh(high / cap) * (1 + 2.0**-48) + moved, cap)
     # tanh, the product with the cap (the cap and log2 e as constants, their product), two sums with biases.
     eps = moved + compound(c.e_tanh, c.g(6)) * after + cap * (1 + c.g(6)) * (c.e_tanh_abs + 2 * c.w)
-    if contract.score_stores:
+    if contract.scores.stores:
         eps = eps + np.expm1(2 * np.log1p(c.u_S)) * (after + eps) + (1 + cap) * c.omega_S
     return np.asarray(eps)
 

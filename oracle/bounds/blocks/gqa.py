@@ -18,7 +18,7 @@ from oracle.bounds import computed
 from oracle.bounds.bounded import Bounded
 from oracle.case import Case
 from oracle.contract.constants import constants
-from oracle.contract.contract import Contract
+from oracle.contract.contract import Contract, LatentClaims
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.blocks.gqa_case import Sequence as OneSequence
 from oracle.ops.blocks.gqa_case import head_block, sequence, sizes
@@ -37,10 +37,8 @@ def bounds(
         heads = [computed.head_of(head_block(block, h)) for h in range(sizes(case).heads)]
         for form in forms:
             # Forms that differ in the attention alone have the same operands.
-            common = Contract(
-                compute=form.compute, engine=form.engine, operands=form.operands, between=form.between,
-                rotate=form.rotate, flush=form.flush,
-            )  # fmt: skip
+            latent = LatentClaims(between=form.latent.between)
+            common = Contract(arithmetic=form.arithmetic, rope=form.rope, latent=latent)
             if common not in made:
                 made[common] = _operands(case, s, common, input_format)
             results.append({"out": _bound(case, block, s, heads, made[common], form, input_format, observed)})
@@ -59,8 +57,8 @@ class _Operands:
 
 def _operands(case: Case, s: OneSequence, form: Contract, input_format: Format) -> _Operands:
     n, c, rows = sizes(case), constants(form, input_format), np.asarray(s.rows)
-    between = computed.store_of(form.between, input_format, form, c)
-    turning = computed.turning_of(form.rotate, input_format, form, c, between)
+    between = computed.store_of(form.latent.between, input_format, form, c)
+    turning = computed.turning_of(form.rope.rotate, input_format, form, c, between)
     x = computed.exact(s.x)
     q = computed.projected(x.rows(rows), s.weights["w_q"], form, c, between)
     k, v = (computed.projected(x, s.weights[name], form, c, between) for name in ("w_k", "w_v"))
@@ -88,7 +86,7 @@ def _bound(
     observed: Format,
 ) -> Bounded:
     n, c = sizes(case), constants(form, input_format)
-    between = computed.store_of(form.between, input_format, form, c)
+    between = computed.store_of(form.latent.between, input_format, form, c)
     alpha = 1.0 / float(np.sqrt(n.dim)) * (1 + 2.0**-50)
     outs, wrongs, broken = [], [], given.broken
     for h, head in enumerate(heads):
@@ -116,9 +114,9 @@ def output(
     beside = (out + wrong).sum(axis=1, keepdims=True) + across.sum(axis=0)[None, :] + terms * c.omega_v
     b = wrong @ across + computed.product_error(form, c, terms) * reach + 2 * terms * c.w + c.omega_v * beside
     size = block.part("out").upper_abs()
-    omega = observed.smallest_normal if form.flush else observed.omega
+    omega = observed.smallest_normal if form.arithmetic.flush else observed.omega
     u_o, omega_o = observed.unit_roundoff, omega
-    if form.output is not None:
+    if form.output.stored_as is not None:
         u_o, omega_o = max(u_o, c.u_o), max(omega, c.omega_o)
     bound = (b + u_o * (size + b) + omega_o) * (1 + 2.0**-52 * (terms + 512))
     overflows = (size + bound >= observed.overflow_threshold) | (reach >= c.compute.max_finite / 2)

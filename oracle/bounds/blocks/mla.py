@@ -30,7 +30,7 @@ from oracle.bounds.rope import rotation as rope
 from oracle.bounds.rope.frequency import frequencies_upper, magnitude_of, softmax_factor_error
 from oracle.case import Case
 from oracle.contract.constants import Constants, accumulation_error, compound, constants, row_sum_error, tiles
-from oracle.contract.contract import Contract
+from oracle.contract.contract import Contract, LatentClaims
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.blocks.gqa_case import head_block
 from oracle.ops.blocks.mla_case import Sequence as OneSequence
@@ -50,10 +50,8 @@ def bounds(
         heads = [computed.head_of(head_block(block, h)) for h in range(len(s.weights["w_uk"]))]
         for form in forms:
             # Forms that differ in the attention alone have the same operands.
-            common = Contract(
-                compute=form.compute, engine=form.engine, operands=form.operands, between=form.between,
-                rotate=form.rotate, table=form.table, angle=form.angle, cache=form.cache, flush=form.flush,
-            )  # fmt: skip
+            latent = LatentClaims(between=form.latent.between, cache=form.latent.cache)
+            common = Contract(arithmetic=form.arithmetic, rope=form.rope, latent=latent)
             if common not in made:
                 made[common] = _operands(case, s, common, input_format)
             results.append({"out": _bound(case, block, s, heads, made[common], form, input_format, observed)})
@@ -73,8 +71,8 @@ class _Operands:
 
 def _operands(case: Case, s: OneSequence, form: Contract, input_format: Format) -> _Operands:
     c, rows = constants(form, input_format), np.asarray(s.rows)
-    between = computed.store_of(form.between, input_format, form, c)
-    turning = computed.turning_of(form.rotate, input_format, form, c, between)
+    between = computed.store_of(form.latent.between, input_format, form, c)
+    turning = computed.turning_of(form.rope.rotate, input_format, form, c, between)
     layout, eps = str(chosen(case, "layout")), float(chosen(case, "eps"))
     table, far = _table(case, s, form, input_format, c)
     own = computed.Table(*(part[rows] for part in (table.cos, table.sin, table.rad, table.wrong_cos, table.wrong_sin)))  # type: ignore[index]
@@ -87,8 +85,8 @@ def _operands(case: Case, s: OneSequence, form: Contract, input_format: Format) 
 
     latents, queries = down(x, "w_dkv", "norm_kv"), down(x.rows(rows), "w_dq", "norm_q")
     kept = latents[-1]
-    if form.cache is not None:
-        kept = computed.cached(kept, input_format if form.cache == "input" else FORMATS[form.cache], c)
+    if form.latent.cache is not None:
+        kept = computed.cached(kept, input_format if form.latent.cache == "input" else FORMATS[form.latent.cache], c)
         kept = computed.stored(kept, between)
     raw_k = computed.projected(x, s.weights["w_kr"], form, c, between)
     k_pe = computed.turned(raw_k, table, turning, layout)
@@ -120,11 +118,11 @@ def _table(
         return c.compute if name is None else input_format if name == "input" else FORMATS[name]
 
     how, length, at = rotation(case), sequence_length(case, s), s.positions[:, None]
-    angle, stored = named(form.angle), named(form.table)
+    angle, stored = named(form.rope.angle), named(form.rope.table)
     cos, sin = table_enclosure(case, s)
     theta = frequencies_upper(how.base, how.rotary_dim, how.scaling, length)
     dth = rope.angle_error(at, theta, how, length, form, angle)
-    omega = stored.smallest_normal if form.flush else stored.omega
+    omega = stored.smallest_normal if form.arithmetic.flush else stored.omega
     made = rope.Stored(*magnitude_of(how.scaling, c.u), c.u, stored.unit_roundoff, omega)
     rad = np.maximum(cos.rad + np.abs(cos.lo), sin.rad + np.abs(sin.lo)) + 2.0**-60
     wrong = (rope.table_error(part.upper_abs(), dth, made) for part in (cos, sin))
@@ -142,14 +140,14 @@ def _bound(
     observed: Format,
 ) -> Bounded:
     c = constants(form, input_format)
-    between, up = (computed.store_of(name, input_format, form, c) for name in (form.between, form.up))
+    between, up = (computed.store_of(name, input_format, form, c) for name in (form.latent.between, form.latent.up))
     alpha = abs(scale_float(case)) * (1 + 2.0**-50)
     in_scale = 0.0 if case.options.get("scale") is not None else softmax_factor_error(rotation(case).scaling, c.u)
     outs, wrongs, broken = [], [], given.broken
     for h, head in enumerate(heads):
         w_uk, w_uv = s.weights["w_uk"][h], s.weights["w_uv"][h]
         v = computed.projected(given.c_kv, w_uv, form, c, up)
-        if form.form == "materialised":
+        if form.latent.form == "materialised":
             k_nope = computed.projected(given.c_kv, w_uk, form, c, up)
             lost = computed.too_large(k_nope, up, c) | computed.too_large(v, up, c)
             broken = broken | (s.visible & lost).any(axis=1, keepdims=True)
@@ -159,7 +157,7 @@ def _bound(
             q_lat = computed.projected(given.q_nope[h], np.ascontiguousarray(w_uk.T), form, c, up)
             broken = broken | computed.too_large(q_lat, up, c)[:, None]
             q, k = q_lat.beside(given.q_pe[h]), given.c_kv.beside(given.k_pe)
-            latent = computed.store_of(form.latent, input_format, form, c)
+            latent = computed.store_of(form.latent.summed, input_format, form, c)
             made = _absorbed(q.off_by(in_scale), k, given.c_kv, v, w_uv, alpha, head, form, c, latent, between)
         outs.append(head.out.upper_abs())
         wrongs.append(made.wrong)
@@ -188,14 +186,14 @@ def _absorbed(
         return Attended(np.full((len(q.mid), d_v), np.inf), np.zeros((len(q.mid), 1), dtype=bool))
     apart = forward.sweeps_apart(w.eps, w.tilted, land, contract, c)
     shrink = (1 / (1 - h) + n * c.w) * (1 + apart)
-    k_w = 0.0 if contract.row_sum == "rounded" else c.u_P
+    k_w = 0.0 if contract.sums.row_sum == "rounded" else c.u_P
     c_n = compound(accumulation_error(contract, c, n), c.u_v)
     u_div = c.u_div
-    if contract.normalised_p:
+    if contract.weights.normalised:
         k_w, u_div = k_w + c.u_div * (1 + k_w), 0.0
-    if contract.splits > 1:
+    if contract.sums.splits > 1:
         # Partial outputs are divided, weighted and merged per component of the latent.
-        c_n = compound(c_n, c.u_div + c.u + (contract.splits + 2) * c.u)
+        c_n = compound(c_n, c.u_div + c.u + (contract.sums.splits + 2) * c.u)
     found = computed.spread_of(v, out, w)
     common = forward.weights_part(tilted, found.weighted[0], found.farthest)
     common = common + k_w * forward.cast_part(tilted, v.size, found.largest)
@@ -203,7 +201,7 @@ def _absorbed(
     common = common + (out.upper_abs() + common) * (shrink - 1)
     # 1 / l as computed is at most 1: the weight of the largest computed score is exactly 1.
     factor = np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0))
-    lost = (c.omega_P if contract.normalised_p else factor * c.omega_P) + factor * c.w
+    lost = (c.omega_P if contract.weights.normalised else factor * c.omega_P) + factor * c.w
     visible = land.visible.astype(np.float64)
     size = forward.cast_part(tilted, c_kv.reach, computed.largest_seen(c_kv.reach, land.visible)) * (1 + k_w)
     size = (size + lost * (visible @ c_kv.reach)) * shrink
@@ -217,7 +215,7 @@ def _absorbed(
     b = b * inflation(land, q.mid.shape[1] + d_c)
     limit = c.compute.max_finite / 2
     broken = computed.scores_broken(w, alpha, contract, c)
-    heavy = np.exp(contract.lag) * size / land.total_inverse
+    heavy = np.exp(contract.sums.lag) * size / land.total_inverse
     broken |= ((size + wrong >= latent.limit) | (heavy >= limit)).any(axis=1, keepdims=True)
     broken |= ((out.upper_abs() + b >= heads.limit) | ((size + wrong) @ across >= limit)).any(axis=1, keepdims=True)
     return Attended(b, np.asarray(broken))

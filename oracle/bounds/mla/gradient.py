@@ -98,7 +98,7 @@ def _sums(
 
 def _kept(paths: tuple[Share, Share], form: Contract) -> Sequence[Share]:
     """dc through keys and values: two shares where calls store what they pass on, else one."""
-    return paths if form.up is not None else (paths[0].plus(paths[1]),)
+    return paths if form.latent.up is not None else (paths[0].plus(paths[1]),)
 
 
 def _added(shares: Sequence[Share], c: Constants, fmt: Format) -> tuple[Float64Array, NDArray[np.bool_]]:

@@ -114,9 +114,9 @@ class _Operands:
 
 
 def _operands(e: ExactHead, form: Contract, c: Constants, fmt: Format) -> _Operands:
-    x, up = e.given, computed.store_of(form.up, fmt, form, c)
+    x, up = e.given, computed.store_of(form.latent.up, fmt, form, c)
     c_kv, k_pe, q_pe, do = (computed.exact(a) for a in (x.c_kv, x.k_pe, x.q_pe, e.do))
-    if form.form == "materialised":
+    if form.latent.form == "materialised":
         k_nope = computed.projected(c_kv, x.w_uk, form, c, up)
         v = computed.projected(c_kv, x.w_uv, form, c, up)
         lost = computed.too_large(k_nope, up, c) | computed.too_large(v, up, c)
@@ -125,7 +125,7 @@ def _operands(e: ExactHead, form: Contract, c: Constants, fmt: Format) -> _Opera
         # Of a key that a row does not see, too: 0 times infinity reaches every row.
         lost = np.full(len(x.q_nope), bool(lost.any()))
         return _Operands(q, k, v, do, e.ahead.part("out"), heads, lost)
-    latent = computed.store_of(form.latent, fmt, form, c)
+    latent = computed.store_of(form.latent.summed, fmt, form, c)
     q_latent = computed.projected(computed.exact(x.q_nope), x.w_uk.T, form, c, up)
     dz = computed.projected(do, x.w_uv.T, form, c, latent)
     lost = computed.too_large(q_latent, up, c) | computed.too_large(dz, latent, c)
@@ -139,11 +139,11 @@ def head_errors(case: Case, e: ExactHead, form: Contract, fmt: Format) -> HeadEr
     f, made = _inner(e, o, alpha, form, c, fmt)
     batch, heads = case.arrays["q_nope"].shape[:2]
     dq, dk, dv = _attention_gradients(e, o, f, alpha, form, c, heads)
-    up = computed.store_of(form.up, fmt, form, c)
+    up = computed.store_of(form.latent.up, fmt, form, c)
     d_h, d_c = x.w_uk.shape
     broken = f.broken | o.lost[:, None]
     spoiled = bool(broken.any())
-    if form.form == "materialised":
+    if form.latent.form == "materialised":
         dk_own, dv = _stored(dk.columns(0, d_h), up), _stored(dv, up)
         terms = heads * (d_h + len(x.w_uv))
         spoiled |= bool((dk.reach >= up.limit).any() or (dv.reach >= up.limit).any())
@@ -197,7 +197,7 @@ def _inner(
     magnitude = np.where(visible, (o.do.reach @ o.v.reach.T) * slack, 0.0)
     moved = np.where(visible, (o.do.reach @ o.v.wrong.T + o.do.wrong @ o.v.size.T) * slack, 0.0)
     delta, too_large = None, np.zeros((len(visible), 1), dtype=bool)
-    if form.form == "absorbed" and form.delta == "output":
+    if form.latent.form == "absorbed" and form.gradient.delta == "output":
         delta, too_large = _delta_wrong(e, o, made.wrong, form, c, fmt)
     sizes = Sizes(
         o.do.reach,
@@ -243,7 +243,7 @@ def _attention_gradients(
     rows, n = f.dx.shape
     p, dx = e.sizes["p"], e.sizes["dx"]
     # The heads of an absorbed kernel share keys and values, which are one array: all rows of both may be one long sum.
-    terms = 2 * rows * heads if form.form == "absorbed" else rows
+    terms = 2 * rows * heads if form.latent.form == "absorbed" else rows
     over_keys, over_rows = accumulation_error(form, c, n), accumulation_error(form, c, terms)
     near = c.omega_in + c.omega_v
 
@@ -254,7 +254,7 @@ def _attention_gradients(
         return Share(times(size, other.size) * factor, (error + beside) * factor)
 
     def scaled(x: Share) -> Share:
-        return Share(x.size, x.wrong + SCALE_ROUNDINGS * (c.u * x.reach + (c.w if form.flush else 0.0)))
+        return Share(x.size, x.wrong + SCALE_ROUNDINGS * (c.u * x.reach + (c.w if form.arithmetic.flush else 0.0)))
 
     dq = scaled(summed(dx, f.dx, o.k, compound(over_keys, c.u_k), alpha))
     dk = scaled(summed(dx.T, f.dx.T, o.q, compound(over_rows, c.u_q), alpha))

@@ -115,7 +115,8 @@ def _store(name: str | None, input_format: Format, contract: Contract, c: Consta
     fmt = input_format if name == "input" else FORMATS[name]
     if fmt.precision >= c.compute.precision:
         return plain
-    return _Store(fmt.unit_roundoff, fmt.smallest_normal if contract.flush else fmt.omega, fmt.overflow_threshold)
+    omega = fmt.smallest_normal if contract.arithmetic.flush else fmt.omega
+    return _Store(fmt.unit_roundoff, omega, fmt.overflow_threshold)
 
 
 def _product_error(contract: Contract, c: Constants, terms: int) -> float:
@@ -164,7 +165,7 @@ def _form(
     up: _Store,
 ) -> _Form:
     (d_h, d_c), d_r = a.w_uk.shape, a.q_pe.shape[1]
-    if contract.form == "materialised":
+    if contract.latent.form == "materialised":
         other = np.abs(a.q_nope)
         wrong = other @ _computed_error(sizes.k, sizes.k_env, d_c, up, contract, c).T
         magnitude, dims = other @ sizes.k.T, d_h + d_r
@@ -174,7 +175,7 @@ def _form(
         magnitude, dims = sizes.q_lat @ other.T, d_c + d_r
     reach = magnitude + wrong + sizes.rope
     dot = dot_error(contract, c, dims)
-    if contract.form == "materialised":
+    if contract.latent.form == "materialised":
         operands = (np.abs(a.q_nope).sum(axis=1) + np.abs(a.q_pe).sum(axis=1))[:, None] + (
             (sizes.k + _computed_error(sizes.k, sizes.k_env, d_c, up, contract, c)).sum(axis=1)
             + np.abs(a.k_pe).sum(axis=1)
@@ -207,7 +208,7 @@ def bounds(
         prepared = []
         for contract in forms:
             c = forward.with_output(constants(contract, input_format), out_format)
-            up = _store(contract.up, input_format, contract, c)
+            up = _store(contract.latent.up, input_format, contract, c)
             prepared.append(_form(a, sizes, alpha, land, contract, c, up))
         # v is known to within v_rad only: the widest of each column widens all distances |v - O|.
         vague = sizes.v_rad.max(axis=0, initial=0.0)
@@ -218,10 +219,10 @@ def bounds(
         results = []
         for form, weighted in zip(prepared, found.weighted, strict=True):
             wrong_weights = forward.weights_part(form.tilted, weighted, found.farthest)
-            if form.contract.form == "materialised":
+            if form.contract.latent.form == "materialised":
                 out_bound, broken = _materialised(a, sizes, wrong_weights, found, out, land, form)
             else:
-                latent = _store(form.contract.latent, input_format, form.contract, form.c)
+                latent = _store(form.contract.latent.summed, input_format, form.contract, form.c)
                 out_bound, broken = _absorbed(a, sizes, wrong_weights, found, out, land, form, latent)
             out_bound = out_bound * grow
             lse_bound = forward.lse_bound(form.tilted, form.rho, land, form.contract, form.c, lse_format) * grow
@@ -305,14 +306,14 @@ def _absorbed(
     # A normalised P is divided by a sum that may have been taken in an earlier sweep.
     apart = forward.sweeps_apart(form.eps, form.tilted, land, contract, c)
     shrink = (1 / (1 - h) + n * c.w) * (1 + apart)
-    k_w = 0.0 if contract.row_sum == "rounded" else c.u_P
+    k_w = 0.0 if contract.sums.row_sum == "rounded" else c.u_P
     c_n = compound(accumulation_error(contract, c, n), c.u_v)
     u_div = c.u_div
-    if contract.normalised_p:
+    if contract.weights.normalised:
         k_w, u_div = k_w + c.u_div * (1 + k_w), 0.0
-    if contract.splits > 1:
+    if contract.sums.splits > 1:
         # Partial outputs are divided, weighted and merged per component of the latent.
-        c_n = compound(c_n, c.u_div + c.u + (contract.splits + 2) * c.u)
+        c_n = compound(c_n, c.u_div + c.u + (contract.sums.splits + 2) * c.u)
     common = wrong_weights + k_w * forward.cast_part(tilted, sizes.v, found.largest)
     common = common + forward.underflow_part(tilted, land, found, contract, c)
     common = common + (out.upper_abs() + common) * (shrink - 1)
@@ -320,7 +321,7 @@ def _absorbed(
     latents = np.abs(a.c_kv)
     # 1 / l as computed is at most 1: the weight of the largest computed score is exactly 1.
     factor = np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0))
-    lost = (c.omega_P if contract.normalised_p else factor * c.omega_P) + factor * c.w
+    lost = (c.omega_P if contract.weights.normalised else factor * c.omega_P) + factor * c.w
     size = forward.cast_part(tilted, latents, _largest_seen(latents, land)) * (1 + k_w)
     size = (size + lost * (land.visible.astype(np.float64) @ latents)) * shrink
     summed = c_n * size + (factor * n * tiles(contract, n) * c.w_acc + n * c.w_acc) * shrink + c.omega_v * (1 + c_n)
@@ -348,7 +349,7 @@ def _scores_may_overflow(alpha: float, land: Landscape, form: _Form) -> NDArray[
     """[r, 1]: rows in which a dot product or a stored score, raw or scaled, may legally overflow."""
     seen = np.where(land.visible, form.reach, 0.0).max(axis=1, keepdims=True, initial=0.0)
     broken = seen * max(alpha, 1.0) >= form.limit
-    if form.contract.score_stores:
+    if form.contract.scores.stores:
         scaled = np.where(land.visible, land.size + form.eps, 0.0).max(axis=1, keepdims=True, initial=0.0)
         broken |= np.maximum(seen, scaled) >= form.c.scores.overflow_threshold
     return np.asarray(broken)

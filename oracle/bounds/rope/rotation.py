@@ -85,9 +85,10 @@ def _stages(form: Contract, input_format: Format, observed: Format) -> _Stages:
 
     # The observed format rounds in any case; a coarser one counts where the contract declares it.
     output = observed
-    if form.output is not None and named(form.output).precision < observed.precision:
-        output = named(form.output)
-    return _Stages(named(form.angle), named(form.table), named(form.rotate), output, c, form.flush)
+    if form.output.stored_as is not None and named(form.output.stored_as).precision < observed.precision:
+        output = named(form.output.stored_as)
+    rope = form.rope
+    return _Stages(named(rope.angle), named(rope.table), named(rope.rotate), output, c, form.arithmetic.flush)
 
 
 def bounds(
@@ -109,7 +110,7 @@ def bounds(
         for form in forms:
             stages = _stages(form, input_format, observed)
             dc, ds, lost = _table_error(case, block, form, stages, cos, sin)
-            lost_input = input_format.smallest_normal if form.flush else 0.0
+            lost_input = input_format.smallest_normal if form.arithmetic.flush else 0.0
             left = _turned(first, second, cos, sin, dc, ds, stages) + lost_input * (cos + sin + dc + ds)
             right = _turned(first, second, sin, cos, ds, dc, stages) + lost_input * (cos + sin + dc + ds)
             inner = np.zeros(x.shape)
@@ -211,7 +212,7 @@ def angle_error(
     positions: [S, 1] or [S, d/2]. theta: upper bounds [1, d/2]. length: of the sequence, where a frequency depends
     on it.
     """
-    u, omega = angle.unit_roundoff, (angle.smallest_normal if form.flush else angle.omega)
+    u, omega = angle.unit_roundoff, (angle.smallest_normal if form.arithmetic.flush else angle.omega)
     e_w = frequency_error(how.base, how.rotary_dim, how.scaling, length, angle)
     far = np.abs(positions.astype(np.float64))
     rounded = np.where(far > 2.0**angle.precision, u, 0.0)

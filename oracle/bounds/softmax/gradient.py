@@ -64,12 +64,12 @@ def bounds(
             c = constants(form, input_format)
             h, w = _sum_error(form, c, n), _underflow(form, c)
             wrong = h * summed + n * w * (1 + h)
-            if form.flush:
+            if form.arithmetic.flush:
                 lost = input_format.smallest_normal
                 wrong = wrong + (1 + h) * lost * (y + dy + lost).sum(axis=1, keepdims=True)
             reach = dy + total + wrong
             inner = y * (wrong + compound(c.u, c.u) * reach) + 3 * w
-            if form.flush:
+            if form.arithmetic.flush:
                 inner = inner + lost * (reach + y) * (1 + 4 * c.u)
             u_o, omega_o = _output_rounding(form, c, observed)
             bound = (inner + u_o * (size + inner) + omega_o) * grow
@@ -126,17 +126,17 @@ def gradient_bounds(
 
 
 def _sum_error(form: Contract, c: Constants, n: int) -> float:
-    if form.row_sum in FORMATS and FORMATS[form.row_sum].precision > c.compute.precision:
-        return compound(c.u, c.g(n, u=FORMATS[form.row_sum].unit_roundoff), c.u)
-    return c.g(n + 1, u=max(c.u, FORMATS[form.row_sum].unit_roundoff) if form.row_sum in FORMATS else c.u)
+    if form.sums.row_sum in FORMATS and FORMATS[form.sums.row_sum].precision > c.compute.precision:
+        return compound(c.u, c.g(n, u=FORMATS[form.sums.row_sum].unit_roundoff), c.u)
+    return c.g(n + 1, u=max(c.u, FORMATS[form.sums.row_sum].unit_roundoff) if form.sums.row_sum in FORMATS else c.u)
 
 
 def _underflow(form: Contract, c: Constants) -> float:
     # As in the forward pass: hardware may flush in 32 and 64 bits, not in 16.
-    return c.w if c.compute.name in ("fp32", "fp64") or form.flush else c.compute.omega
+    return c.w if c.compute.name in ("fp32", "fp64") or form.arithmetic.flush else c.compute.omega
 
 
 def _output_rounding(form: Contract, c: Constants, observed: Format) -> tuple[float, float]:
-    declared = (c.u_o, c.omega_o) if form.output is not None else (0.0, 0.0)
-    omega = observed.smallest_normal if form.flush else observed.omega
+    declared = (c.u_o, c.omega_o) if form.output.stored_as is not None else (0.0, 0.0)
+    omega = observed.smallest_normal if form.arithmetic.flush else observed.omega
     return max(declared[0], observed.unit_roundoff), max(declared[1], omega)

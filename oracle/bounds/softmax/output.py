@@ -170,10 +170,10 @@ def _rounded_times(count: int, u: float) -> float:
 
 
 def _weights(land: _Rows, form: Contract, c: Constants, input_format: Format) -> _Weights:
-    kx, kS, _, _ = ROUNDINGS[form.exponent]
+    kx, kS, _, _ = ROUNDINGS[form.scores.exponent]
     n = land.size.shape[1]
     exponent = _rounded_times(kx, c.u) * land.below + _rounded_times(kS, c.u) * (land.size + land.max_size)
-    if form.flush:
+    if form.arithmetic.flush:
         exponent = exponent + 2 * max(input_format.smallest_normal, c.compute.smallest_normal)
     exponent = exponent - log1p(-c.e_exp)
     rescales = _rescales(form, c, n)
@@ -186,7 +186,7 @@ def _weights(land: _Rows, form: Contract, c: Constants, input_format: Format) ->
     lme = np.where(top <= LARGEST_EXPONENT, near, np.maximum(far, 0.0))
     # fma(x, c, -M) moves every weight by the rounding of M; below exp's normal range that costs absolute
     # error.
-    lift = np.exp(0.0 if form.exponent == "natural" else 2 * c.u * land.max_size)
+    lift = np.exp(0.0 if form.scores.exponent == "natural" else 2 * c.u * land.max_size)
     lost = n * _underflow(form, c) * lift * np.exp(lme) * land.total_inverse
     h = _sum_error(form, c, n)
     if h < 1:
@@ -201,7 +201,7 @@ def _weights(land: _Rows, form: Contract, c: Constants, input_format: Format) ->
 def _rescales(form: Contract, c: Constants, n: int) -> int:
     # A 16-bit contract is that of separate calls (max, subtract, exp, sum, divide), which never rescale,
     # unless it names its tile.
-    if form.tile is None and c.compute.name not in ("fp32", "fp64"):
+    if form.sums.tile is None and c.compute.name not in ("fp32", "fp64"):
         return 0
     # A tree of partial maxima rescales at each of its levels, a loop over tiles once a tile.
     return max(tiles(form, n) - 1, ceil(log2(n)))
@@ -209,32 +209,32 @@ def _rescales(form: Contract, c: Constants, n: int) -> int:
 
 def _underflow(form: Contract, c: Constants) -> float:
     wide = c.compute.name in ("fp32", "fp64")
-    return c.w if wide or form.flush else c.compute.omega
+    return c.w if wide or form.arithmetic.flush else c.compute.omega
 
 
 def _sum_error(form: Contract, c: Constants, n: int) -> float:
     """h; a row sum declared finer than the compute format is rounded to that once, at its end."""
-    if form.row_sum in ("unrounded", "rounded"):
+    if form.sums.row_sum in ("unrounded", "rounded"):
         return row_sum_error(form, c, n)
-    inner = FORMATS[form.row_sum].unit_roundoff if form.row_sum in FORMATS else c.u
+    inner = FORMATS[form.sums.row_sum].unit_roundoff if form.sums.row_sum in FORMATS else c.u
     if inner >= c.u:
         return row_sum_error(form, c, n)
-    depth = (form.tile or n) + 2 * tiles(form, n) + 2
+    depth = (form.sums.tile or n) + 2 * tiles(form, n) + 2
     return compound(c.g(depth, u=inner), c.u)
 
 
 def _output_rounding(form: Contract, c: Constants, observed: Format) -> tuple[float, float]:
     # The observed format rounds in any case; a coarser one counts where the contract declares it.
-    declared = (c.u_o, c.omega_o) if form.output is not None else (0.0, 0.0)
-    omega = observed.smallest_normal if form.flush else observed.omega
+    declared = (c.u_o, c.omega_o) if form.output.stored_as is not None else (0.0, 0.0)
+    omega = observed.smallest_normal if form.arithmetic.flush else observed.omega
     return max(declared[0], observed.unit_roundoff), max(declared[1], omega)
 
 
 def _softmax(land: _Rows, weights: _Weights, form: Contract, c: Constants, u_o: float, omega_o: float) -> Float64Array:
     w = _underflow(form, c)
-    if form.from_lse:
+    if form.output.from_lse:
         dl = _lse(land, weights, form, c)
-        far = dl + _rounded_times(ROUNDINGS[form.exponent][0], c.u) * (land.log_p_size + dl) - log1p(-c.e_exp)
+        far = dl + _rounded_times(ROUNDINGS[form.scores.exponent][0], c.u) * (land.log_p_size + dl) - log1p(-c.e_exp)
         a = np.where(land.p > 0, land.p * np.expm1(far), 0.0) + w
         found = a + u_o * (land.p + a) + omega_o
     else:
@@ -242,7 +242,7 @@ def _softmax(land: _Rows, weights: _Weights, form: Contract, c: Constants, u_o: 
         a = a + w * weights.lift * np.exp(weights.log_total) * land.total_inverse
         outer = compound(c.u_div, u_o)
         # The quotient is formed in the compute format, and may underflow there.
-        a = a + (c.w if form.flush else c.compute.omega)
+        a = a + (c.w if form.arithmetic.flush else c.compute.omega)
         found = a + outer * (land.p + a) + omega_o
         largest = (np.exp(2 * weights.rho) + w * weights.lift) * (1 + outer) + omega_o
         found = np.fmin(found, np.maximum(land.p, largest))
@@ -250,14 +250,14 @@ def _softmax(land: _Rows, weights: _Weights, form: Contract, c: Constants, u_o: 
 
 
 def _lse(land: _Rows, weights: _Weights, form: Contract, c: Constants) -> Float64Array:
-    _, _, km, kL = ROUNDINGS[form.exponent]
+    _, _, km, kL = ROUNDINGS[form.scores.exponent]
     a = weights.logged + _rounded_times(km, c.u) * land.max_size
     return np.asarray(a + _rounded_times(kL, c.u) * (land.lse_size + a))
 
 
 def _log_softmax(land: _Rows, weights: _Weights, form: Contract, c: Constants) -> Float64Array:
-    kx, kS, km, kL = ROUNDINGS[form.exponent]
-    if form.from_lse:
+    kx, kS, km, kL = ROUNDINGS[form.scores.exponent]
+    if form.output.from_lse:
         b = _lse(land, weights, form, c)
         return np.asarray(b + c.u * (land.log_p_size + b))
     b = _rounded_times(kx, c.u) * land.below + _rounded_times(kS, c.u) * (land.size + land.max_size)
@@ -267,7 +267,7 @@ def _log_softmax(land: _Rows, weights: _Weights, form: Contract, c: Constants) -
 
 def _exponents_overflow(land: _Rows, form: Contract, c: Constants) -> NDArray[np.bool_]:
     """[r, 1]: rows in which x log2 e, formed before the shift, leaves the compute format."""
-    if form.exponent == "natural":
+    if form.scores.exponent == "natural":
         return np.zeros(land.max_size.shape, dtype=bool)
     largest = np.where(land.visible, land.size, 0.0).max(axis=1, keepdims=True)
     return np.asarray(largest * LOG2_E >= c.compute.overflow_threshold)
@@ -282,7 +282,7 @@ def _sum_overflows(land: _Rows, weights: _Weights, form: Contract, c: Constants)
     n = land.size.shape[1]
     drift = np.where(np.isfinite(weights.log_total), weights.log_total, 2 * n * c.u)
     reach = land.log_total + drift + np.log(weights.lift)
-    if form.from_lse:
+    if form.output.from_lse:
         reach = np.maximum(reach, _lse(land, weights, form, c))
     limit = c.compute.overflow_threshold
     return np.asarray(reach >= (np.log(limit) if limit < inf else LARGEST_EXPONENT))

@@ -341,33 +341,33 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     def named(name: str | None) -> Format:
         return input_format if name is None or name == "input" else FORMATS[name]
 
-    weights, (_, power) = named(contract.weights), np.frexp(contract.weight_scale)
+    weights, (_, power) = named(contract.weights.cast_to), np.frexp(contract.weights.scale)
     # P times 2^k, rounded and divided by 2^k again, is P in a format whose exponents lie k lower.
     lower = replace(weights, emin=weights.emin - int(power) + 1, emax=weights.emax - int(power) + 1)
-    result = {"weights": weights if power == 1 else lower, "output": named(contract.output)}
-    if contract.score_stores:
-        result["raw_scores"] = result["scores"] = named(contract.scores)
-    if contract.shifted is not None:
-        result["shifted"] = named(contract.shifted)
-    if contract.row_sum == "rounded":
+    result = {"weights": weights if power == 1 else lower, "output": named(contract.output.stored_as)}
+    if contract.scores.stores:
+        result["raw_scores"] = result["scores"] = named(contract.scores.stored_as)
+    if contract.scores.shifted is not None:
+        result["shifted"] = named(contract.scores.shifted)
+    if contract.sums.row_sum == "rounded":
         result["row_sum_terms"] = result["weights"]
-    elif contract.row_sum != "unrounded":
-        result["row_sum"] = named(contract.row_sum)
-    if contract.accumulator is not None:
-        result["accumulator"] = named(contract.accumulator)
+    elif contract.sums.row_sum != "unrounded":
+        result["row_sum"] = named(contract.sums.row_sum)
+    if contract.sums.accumulator is not None:
+        result["accumulator"] = named(contract.sums.accumulator)
     return result
 
 
 def modelled(contract: Contract, input_format: Format) -> Hashable:
     """What `model` reads of a contract."""
-    order = (contract.splits, contract.tile, contract.normalised_p)
-    return (contract.compute, order, *stages(contract, input_format).items())
+    order = (contract.sums.splits, contract.sums.tile, contract.weights.normalised)
+    return (contract.arithmetic.compute, order, *stages(contract, input_format).items())
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """O [r, Dv] and L [r, 1] of an honest kernel of this contract: sequential sums, tiles or splits if declared."""
     fmt = format_of(case.arrays["q"])
-    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]
     ar = RoundedArithmetic(compute, stages(contract, fmt))
     x = head(case, key, rows)
     with ar.working():
@@ -380,11 +380,11 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
 def _modelled(ar: Arithmetic[V], case: Case, x: Head, contract: Contract, sink: V | None) -> tuple[V, V]:
     values = [ar.const(a) for a in (x.q, x.k, x.v)]
     more: dict[str, Any] = {"scoring": scoring(ar, case, x), "visible": x.visible, "sink": sink}
-    if contract.splits > 1:
-        return attention.attention_split(ar, *values, splits=contract.splits, **more)
-    if contract.tile is not None and not contract.normalised_p:
-        return attention.attention_tiled(ar, *values, tile=contract.tile, **more)
-    done = attention.attention(ar, *values, normalise_first=contract.normalised_p, **more)
+    if contract.sums.splits > 1:
+        return attention.attention_split(ar, *values, splits=contract.sums.splits, **more)
+    if contract.sums.tile is not None and not contract.weights.normalised:
+        return attention.attention_tiled(ar, *values, tile=contract.sums.tile, **more)
+    done = attention.attention(ar, *values, normalise_first=contract.weights.normalised, **more)
     return done.out, done.lse
 
 

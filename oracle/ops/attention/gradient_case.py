@@ -142,27 +142,27 @@ def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, *,
 def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     """Formats of the named stages: those of attention, and of P where its stored form is used again, dP and dS."""
     found = attention_case.stages(contract, input_format)
-    if contract.score_stores:
+    if contract.scores.stores:
         found["probabilities"] = found["weights"]
-    if contract.dp_stored:
+    if contract.gradient.dp_stored:
         found["dp"] = input_format
-    if contract.grad_stores:
+    if contract.gradient.stores:
         found["ds"] = input_format
     return found
 
 
 def order_of(contract: Contract) -> Order:
-    return Order(contract.delta, contract.normalised_p)
+    return Order(contract.gradient.delta, contract.weights.normalised)
 
 
 def modelled(contract: Contract, input_format: Format) -> Hashable:
     """What `model` reads of a contract."""
-    return (contract.compute, order_of(contract), *stages(contract, input_format).items())
+    return (contract.arithmetic.compute, order_of(contract), *stages(contract, input_format).items())
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """A block's gradients [r, c] as an honest kernel of this contract makes them: whole rows, no tiles, no splits."""
-    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]
     ar = RoundedArithmetic(compute, stages(contract, format_of(case.arrays["q"])))
     with ar.working():
         block = evaluate(ar, case, key, rows, order=order_of(contract))

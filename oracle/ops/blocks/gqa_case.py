@@ -164,8 +164,8 @@ def _block(ar: Arithmetic[V], case: Case, s: Sequence, *, normalise_first: bool 
 
 def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
     """Formats of the named stages: attention's, the stored projections', the rotation's, the heads' outputs."""
-    result = attention_case.stages(contract, fmt)
-    for stage, name in (("up", contract.between), ("heads", contract.between), ("rotate", contract.rotate)):
+    result, between = attention_case.stages(contract, fmt), contract.latent.between
+    for stage, name in (("up", between), ("heads", between), ("rotate", contract.rope.rotate)):
         if name is not None:
             result[stage] = fmt if name == "input" else FORMATS[name]
     return result
@@ -173,10 +173,10 @@ def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """``out`` [r, E'] of an honest kernel of this contract: sequential sums, whole rows of scores."""
-    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]
     ar = RoundedArithmetic(compute, stages(contract, format_of(case.arrays["x"])))
     with ar.working():
-        _, out = _block(ar, case, sequence(case, key, rows), normalise_first=contract.normalised_p)
+        _, out = _block(ar, case, sequence(case, key, rows), normalise_first=contract.weights.normalised)
         return {"out": ar.to_enclosure(out)[0]}
 
 

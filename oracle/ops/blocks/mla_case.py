@@ -232,18 +232,19 @@ def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
 
     result = attention_case.stages(contract, fmt)
     result["block_output"] = result.pop("output")
-    for stage in ("up", "latent", "between", "rotate", "table", "angle"):
-        name = getattr(contract, stage)
+    latent, rope = contract.latent, contract.rope
+    stored = {"up": latent.up, "latent": latent.summed, "between": latent.between}
+    for stage, name in {**stored, "rotate": rope.rotate, "table": rope.table, "angle": rope.angle}.items():
         if name is not None:
             result[stage] = named(name)
-    if contract.cache is not None:
-        result["cache"] = replace(named(contract.cache), emin=-126, emax=127, infinite=True)
+    if contract.latent.cache is not None:
+        result["cache"] = replace(named(contract.latent.cache), emin=-126, emax=127, infinite=True)
     return result
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """``out`` [r, E'] of an honest kernel of this contract: sequential sums, whole rows of scores."""
-    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]
     # Inside the core an absorbed head puts out through `output` too, which is stored between the parts.
     named = stages(contract, format_of(case.arrays["x"]))
     ar = RoundedArithmetic(compute, {**named, "output": named.get("between", compute)})
@@ -260,8 +261,8 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
             scale=scale_value(ar, case),
             layout=layout,
             visible=s.visible,
-            form=contract.form,
-            normalise_first=contract.normalised_p,
+            form=contract.latent.form,
+            normalise_first=contract.weights.normalised,
         )
         return {"out": ar.to_enclosure(out)[0]}
 

@@ -153,7 +153,7 @@ def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) ->
 def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
     """Formats of the named stages: attention's, the up-projected operands', the latent sum's."""
     result = attention_case.stages(contract, input_format)
-    for stage, name in (("up", contract.up), ("latent", contract.latent)):
+    for stage, name in (("up", contract.latent.up), ("latent", contract.latent.summed)):
         if name is not None:
             result[stage] = input_format if name == "input" else FORMATS[name]
     return result
@@ -161,29 +161,29 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
 
 def modelled(contract: Contract, input_format: Format) -> Hashable:
     """What `model` reads of a contract."""
-    order = (contract.form, contract.splits, contract.tile, contract.normalised_p)
-    return (contract.compute, order, *stages(contract, input_format).items())
+    order = (contract.latent.form, contract.sums.splits, contract.sums.tile, contract.weights.normalised)
+    return (contract.arithmetic.compute, order, *stages(contract, input_format).items())
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """out [r, d_v] and lse [r, 1] of an honest kernel of this contract: its form, its tiles or splits."""
-    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]
     named = stages(contract, format_of(case.arrays["q_nope"]))
     ar = RoundedArithmetic(compute, named)
-    absorbed = contract.form == "absorbed"
+    absorbed = contract.latent.form == "absorbed"
     # The attention inside an absorbed kernel puts out latents: its output stage is the latent's.
     inner = RoundedArithmetic(compute, {**named, "output": named.get("latent", compute)}) if absorbed else ar
     inputs = head(case, key, rows)
     with ar.working():
         values = [ar.const(x) for x in inputs.arrays()]
-        q, k, v = mla.operands(ar, *values, form=contract.form)
+        q, k, v = mla.operands(ar, *values, form=contract.latent.form)
         more: dict[str, Any] = {"scoring": attention.Scoring(scale_value(ar, case)), "visible": inputs.visible}
-        if contract.splits > 1:
-            out, lse = attention.attention_split(inner, q, k, v, splits=contract.splits, **more)
-        elif contract.tile is not None and not contract.normalised_p:
-            out, lse = attention.attention_tiled(inner, q, k, v, tile=contract.tile, **more)
+        if contract.sums.splits > 1:
+            out, lse = attention.attention_split(inner, q, k, v, splits=contract.sums.splits, **more)
+        elif contract.sums.tile is not None and not contract.weights.normalised:
+            out, lse = attention.attention_tiled(inner, q, k, v, tile=contract.sums.tile, **more)
         else:
-            done = attention.attention(inner, q, k, v, normalise_first=contract.normalised_p, **more)
+            done = attention.attention(inner, q, k, v, normalise_first=contract.weights.normalised, **more)
             out, lse = done.out, done.lse
         if absorbed:
             out = mla.project(ar, out, values[-1])

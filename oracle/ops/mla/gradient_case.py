@@ -187,18 +187,18 @@ def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
 
 def modelled(contract: Contract, input_format: Format) -> Hashable:
     """What `model` reads of a contract."""
-    order = (contract.form, contract.delta, contract.normalised_p)
-    return (contract.compute, order, *stages(contract, input_format).items())
+    order = (contract.latent.form, contract.gradient.delta, contract.weights.normalised)
+    return (contract.arithmetic.compute, order, *stages(contract, input_format).items())
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """A block's gradients [r, c] as an honest kernel of this contract makes them: whole rows, no tiles, no splits."""
-    compute = FORMATS["fp64" if contract.compute == "fp64" else "fp32"]
+    compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]
     ar = RoundedArithmetic(compute, stages(contract, format_of(case.arrays["q_nope"])))
-    stage = "latent" if contract.form == "absorbed" else "output"
-    order = Order(contract.delta, contract.normalised_p, stage)
+    stage = "latent" if contract.latent.form == "absorbed" else "output"
+    order = Order(contract.gradient.delta, contract.weights.normalised, stage)
     with ar.working():
-        block = evaluate(ar, case, key, rows, form=contract.form, order=order)
+        block = evaluate(ar, case, key, rows, form=contract.latent.form, order=order)
         return {n: ar.to_enclosure(ar.round(value, "output"))[0] for n, value in block.values.items()}
 
 

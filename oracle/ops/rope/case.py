@@ -229,7 +229,7 @@ def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) ->
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """``out`` of an honest kernel of this contract, stage by stage."""
     fmt = format_of(turned_array(case))
-    compute = _named(contract.compute, fmt)
+    compute = _named(contract.arithmetic.compute, fmt)
     ar = RoundedArithmetic(compute, stages(contract, fmt))
     x, _ = clean_head(case, key, rows)
     how = rotation(case)
@@ -245,8 +245,8 @@ def _rotated(ar: Arithmetic[V], case: Case, x: Float64Array, cos: V, sin: V, how
 
 def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
     """Stage name -> format for inputs of ``fmt``."""
-    result = {"output": _named(contract.output, fmt)}
-    for stage, name in (("angle", contract.angle), ("table", contract.table), ("rotate", contract.rotate)):
+    result, rope = {"output": _named(contract.output.stored_as, fmt)}, contract.rope
+    for stage, name in (("angle", rope.angle), ("table", rope.table), ("rotate", rope.rotate)):
         if name is not None:
             result[stage] = _named(name, fmt)
     return result

@@ -78,18 +78,18 @@ def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) ->
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """``out`` of an honest kernel of this contract: sequential row sum, output rounded once."""
     fmt = format_of(case.arrays["x"])
-    ar = RoundedArithmetic(_named(contract.compute, fmt), stages(contract, fmt))
+    ar = RoundedArithmetic(_named(contract.arithmetic.compute, fmt), stages(contract, fmt))
     x, visible, _, _ = clean_rows(case, rows)
     with ar.working():
-        done = softmax.normalise(ar, ar.const(x), visible, from_lse=contract.from_lse)
+        done = softmax.normalise(ar, ar.const(x), visible, from_lse=contract.output.from_lse)
         return {"out": ar.to_enclosure(getattr(done, RESULTS[case.op]))[0]}
 
 
 def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
     """Stage name -> format for inputs of ``fmt``."""
-    result = {"output": _named(contract.output, fmt)}
-    if contract.row_sum not in ("unrounded", "rounded"):
-        result["row_sum"] = _named(contract.row_sum, fmt)
+    result = {"output": _named(contract.output.stored_as, fmt)}
+    if contract.sums.row_sum not in ("unrounded", "rounded"):
+        result["row_sum"] = _named(contract.sums.row_sum, fmt)
     return result
 
 

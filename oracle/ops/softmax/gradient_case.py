@@ -72,18 +72,18 @@ def gradient_at(ar: Arithmetic[V], case: Case, dy: Float64Array) -> tuple[Block,
 
 def stages(contract: Contract, fmt: Format) -> dict[str, Format]:
     """Stage name -> format for inputs of ``fmt``: a narrow compute format stores whatever one call passes on."""
-    compute = _named(contract.compute, fmt)
+    compute = _named(contract.arithmetic.compute, fmt)
     result = dict.fromkeys(("product", "difference", "total"), compute)
-    result["output"] = _named(contract.output, fmt)
-    if contract.row_sum not in ("unrounded", "rounded"):
-        result["row_sum"] = _named(contract.row_sum, fmt)
+    result["output"] = _named(contract.output.stored_as, fmt)
+    if contract.sums.row_sum not in ("unrounded", "rounded"):
+        result["row_sum"] = _named(contract.sums.row_sum, fmt)
     return result
 
 
 def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """``dx`` of an honest kernel of this contract, its sum sequential."""
     fmt = format_of(case.arrays["y"])
-    ar = RoundedArithmetic(_named(contract.compute, fmt), stages(contract, fmt))
+    ar = RoundedArithmetic(_named(contract.arithmetic.compute, fmt), stages(contract, fmt))
     y, dy, _ = clean_rows(case, rows)
     with ar.working():
         return {"dx": ar.to_enclosure(softmax_backward.softmax_backward(ar, ar.const(y), ar.const(dy)).dx)[0]}

@@ -292,13 +292,14 @@ def _exact_room(
 ) -> Float64Array:
     c = constants(form, format_of(case.arrays["q"]))
     room = (c.u_div + c.u_o) * (1 + c.u_div) * np.abs(mean) + c.omega_o
-    if form.normalised_p:
+    if form.weights.normalised:
         # 1/n is a power of two: only its division errs, in each weight by itself.
         room = room + c.u_div * size
-    if form.splits > 1:
+    if form.sums.splits > 1:
         # Parts of unequal length are merged by e^L with L = ln n of a part (`oracle.bounds.forward.weight_error`).
         keys = np.log(case.arrays["k"].shape[2])
         rounded = (LSE_ROUNDINGS + 2 * EXPONENT_ROUNDINGS) * c.u * keys * 1.001
         rho = rounded + c.e_log * keys + c.e_ln - np.log1p(-c.e_exp)
-        room = room + np.expm1(2 * rho) * spread + (c.u_div + (form.splits + 3) * c.u) * (1 + np.expm1(2 * rho)) * size
+        own = c.u_div + (form.sums.splits + 3) * c.u
+        room = room + np.expm1(2 * rho) * spread + own * (1 + np.expm1(2 * rho)) * size
     return np.asarray(room)

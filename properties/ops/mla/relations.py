@@ -158,7 +158,7 @@ def _powers_agree(
         return None
     second = observe(subject, other)
     wide = second["out"].astype(np.float64) / factor
-    narrow = subject.dtype == "fp16" and any("input" in (f.up, f.latent) for f in subject.forms)
+    narrow = subject.dtype == "fp16" and any("input" in (f.latent.up, f.latent.summed) for f in subject.forms)
     if narrow:
         bounds = zip(full_bounds(subject, case, first), full_bounds(subject, other, second), strict=True)
         rooms = [a["out"] + b["out"] / factor for a, b in bounds]
@@ -191,7 +191,7 @@ def counterpart(subject: Subject) -> Subject:
 
     ValueError where there is none for this dtype.
     """
-    forms = {form.form for form in subject.forms}
+    forms = {form.latent.form for form in subject.forms}
     spec = subject.target.counterpart or ("mla_materialised" if forms == {"absorbed"} else "mla_absorbed")
     try:
         target = resolve(spec, op="mla")
@@ -251,8 +251,8 @@ def exact_arithmetic(subject: Subject, example: Input) -> Judgement:
     sizes = np.einsum("bkc,hvc->bhkv", np.abs(c), np.abs(w)).mean(axis=2)[:, :, None]
     rooms = []
     for form in subject.forms:
-        u = 2.0**-53 if form.compute == "fp64" else 2.0**-24
-        inner = 5 * u if form.splits == 1 else (14 * float(np.log(c.shape[1])) + 32) * u
+        u = 2.0**-53 if form.arithmetic.compute == "fp64" else 2.0**-24
+        inner = 5 * u if form.sums.splits == 1 else (14 * float(np.log(c.shape[1])) + 32) * u
         room = (4 * u + subject.fmt.unit_roundoff) * np.abs(mean) + subject.fmt.omega + inner * sizes
         rooms.append(np.broadcast_to(room, out.shape))
     gap = np.abs(out.astype(np.float64) - mean)

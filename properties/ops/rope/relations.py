@@ -371,7 +371,8 @@ def scalings(subject: Subject, example: Input) -> Judgement:
         scaled, others = _out(subject, other)
         back = scaled.astype(np.float64) / factor
         what = f"x times {factor:g}"
-        if subject.dtype == "fp16" and any(f.rotate == "input" or f.compute == "input" for f in subject.forms):
+        stored = any("input" in (f.rope.rotate, f.arithmetic.compute) for f in subject.forms)
+        if subject.dtype == "fp16" and stored:
             # Products of the rotation itself may be subnormal.
             rooms = [a + b / abs(factor) for a, b in zip(bounds, others, strict=True)]
             judged.append(kept(subject, np.abs(plain.astype(np.float64) - back), rooms, what=what))

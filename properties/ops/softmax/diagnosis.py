@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,7 +150,7 @@ def rounded_stages(failing: FailingCase) -> Iterator[Counterfactual]:
     own = failing.formats["out"]
     base = failing.subject.forms[0]
     for name in ("fp16", "bf16"):
-        form = replace(base, compute="fp64", row_sum=name, output="fp64", exponent="natural", from_lse=False)
+        form = base.with_fields(compute="fp64", row_sum=name, output="fp64", exponent="natural", from_lse=False)
 
         def sequential(s: FailingCase, block: Block, p: Predictions, form: Any = form) -> Predictions:
             value = model(s.case, block.key, block.rows, form)["out"]

@@ -260,7 +260,7 @@ def equal_logits(subject: Subject, example: Input) -> Judgement:
     rooms = []
     for form in subject.forms:
         c = constants(form, format_of(case.arrays["x"]))
-        relative = c.u_div + (c.u * (10 * np.log(n) + 12) if form.from_lse else 0.0)
+        relative = c.u_div + (c.u * (10 * np.log(n) + 12) if form.output.from_lse else 0.0)
         relative = relative + (c.g(float(n.max())) if c.compute.precision < np.log2(n.max()) else 0.0)
         u_o = format_of(out).unit_roundoff
         rooms.append(np.where(relative < u_o / 2, 0.0, relative + u_o) * exact)
