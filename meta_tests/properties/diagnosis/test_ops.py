@@ -1,6 +1,6 @@
 """Diagnoses of gradients of single ops, of whole blocks, of packed and paged attention: the defect of each mutant.
 
-As in `test_diagnose`: every mutant of these ops is named or known to be unnamed, and noise gets no "as if".
+As in `test_mutants_are_named`: every mutant of these ops is named or known to be unnamed, and noise gets no "as if".
 """
 
 from __future__ import annotations
