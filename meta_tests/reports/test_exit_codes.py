@@ -84,7 +84,7 @@ def test_a_report_that_fails_keeps_the_findings(kernel: Path, tmp_path: Path, mo
     def broken(folder: Path) -> tuple[Path, ...]:
         raise ZeroDivisionError("in a page")
 
-    monkeypatch.setattr("reports.page.build.build", broken)
+    monkeypatch.setattr("reports.command.cli.build", broken)
     done = told(monkeypatch, tmp_path / "out", judging(Verdict.FAIL))
     assert done.code == 3
     assert "breaks P1" in done.words
