@@ -97,7 +97,7 @@ def test_forms_of_one_model_are_those_that_give_the_same(op: str) -> None:
     fields: dict[str, Any] = {"weights": "e4m3", "accumulator": "fp16", "tile": 2, "splits": 2, "lag": 1.0, "exp": 1e-3}
     fields |= {"normalised_p": True, "delta": "weights", "grad_stores": 1, "row_sum": "rounded", "form": "absorbed"}
     forms = list(preset_forms(op, "flash"))
-    forms += [replace(forms[0], **{name: value}) for name, value in fields.items()]
+    forms += [forms[0].with_fields(**{name: value}) for name, value in fields.items()]
     models: dict[Any, list[dict[str, Any]]] = {}
     for form in forms:
         made = [row.model(case, b.key, b.rows, form) for b in enclose(case)]
