@@ -20,6 +20,8 @@ from targets.calling.target import Target
 BROKEN, INTERRUPTED, INTERNAL, USAGE = 1, 2, 3, 4
 # Hangs end after --timeout, call by call; this only ends a check that will not end otherwise. Seconds by profile.
 _LIMITS = {"quick": 1800, "default": 7200, "deep": 86400}
+# They start threads of their own when they are imported or first used, which a forked child waits for in vain.
+_THREADED = {"jax", "tensorflow", "paddle", "grpc"}
 
 
 def run_suite(options: argparse.Namespace, named: Sequence[Target], stream: TextIO) -> int:
@@ -63,9 +65,10 @@ def _workers(options: argparse.Namespace) -> int:
 
 
 def _may_fork(device: str) -> bool:
-    """Whether children can go on from here: a GPU's driver does not survive that, nor do some systems' libraries."""
+    """Whether children can go on from here: a GPU's driver does not survive that, nor do some libraries' threads."""
     torch = sys.modules.get("torch")
-    return sys.platform == "linux" and device == "cpu" and not (torch is not None and torch.cuda.is_initialized())
+    safe = sys.platform == "linux" and device == "cpu" and not _THREADED & set(sys.modules)
+    return safe and not (torch is not None and torch.cuda.is_initialized())
 
 
 @contextmanager
