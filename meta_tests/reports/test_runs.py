@@ -155,6 +155,8 @@ def test_an_interrupt_keeps_the_records_and_blames_nobody(tmp_path: Path) -> Non
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
+        # A shell that starts these tests in the background lets them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -12,7 +12,8 @@ from targets.calling.registry import BUILTINS, Unavailable, load_builtin, resolv
 from targets.calling.target import Target, target_from
 from targets.honest.table import HONEST
 from targets.mutants.table import mutants
-from targets.probing.probes import WIDTHS, contradictions, probe, probes_of, returns_lse_unasked
+from targets.probing.asked import WIDTHS
+from targets.probing.probes import contradictions, probe, probes_of, returns_lse_unasked
 
 CONVENTIONS = {name: op.conventions for name, op in ops().items()}
 
