@@ -7,26 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from oracle.ops.attention.options import TABLE
 from oracle.ops.table import op_named, ops
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "q": ("query",),
     "k": ("key",),
     "v": ("value",),
-    "is_causal": ("causal",),
-    "scale": ("sm_scale", "softmax_scale"),
-    "attn_mask": ("mask",),
     "positions": ("position_ids",),
-    "window_size": ("window",),
-    "softcap": ("logits_soft_cap",),
-    "sinks": ("sink", "s_aux"),
-    "q_descale": ("descale_q",),
-    "k_descale": ("descale_k",),
-    "v_descale": ("descale_v",),
     "block_table": ("block_tables", "page_table"),
     "y": ("output",),
     "dy": ("grad_output", "grad"),
     "x": ("input", "logits", "scores"),
+    **{row.name: row.aliases for row in TABLE if row.aliases},
 }
 _CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 

@@ -14,7 +14,7 @@ import numpy as np
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import beside
-from oracle.ops.attention.case import CHOICES
+from oracle.ops.attention.options import CHOICES
 from targets.calling.target import Observed
 from targets.probing.asked import Asked
 

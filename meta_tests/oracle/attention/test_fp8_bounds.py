@@ -22,6 +22,7 @@ from oracle.contract.contract import UnknownContract
 from oracle.evaluate import enclose, refine
 from oracle.formats import E4M3, E5M2, FORMATS, FP32, Format
 from oracle.ops.attention import case as attention_case
+from oracle.ops.attention.options import DESCALES
 from oracle.ops.contracts import declared_forms
 
 CONTRACT: dict[str, Any] = {
@@ -70,7 +71,7 @@ def case_of(name: str, fmt: Format, rng: np.random.Generator) -> Case:
         case "near the largest":
             v = np.sign(v) * fmt.max_finite * (1 - 0.1 * rng.random(v.shape))
     arrays = {n: fmt.store(a, saturate=True)[None, None] for n, a in zip("qkv", (q, k, v), strict=True)}
-    factors = {n: float(np.float32(rng.uniform(0.3, 2))) for n in attention_case.DESCALES}
+    factors = {n: float(np.float32(rng.uniform(0.3, 2))) for n in DESCALES}
     return Case("attention", arrays, factors)
 
 
@@ -84,7 +85,7 @@ def ratio(kernel: Fp8Kernel, contract: dict[str, Any], label: str, case: Case, f
     form = next(f for f in declared_forms("attention", contract, fmt.name) if f.label == label)
     block, bounded = enclosed(case, form, {"out": FORMATS[output], "lse": FP32})
     arrays = [case.arrays[n][0, 0].astype(np.float64) for n in "qkv"]
-    factors = tuple(case.options[n] for n in attention_case.DESCALES)
+    factors = tuple(case.options[n] for n in DESCALES)
     got = run_fp8(kernel, *arrays, alpha=attention_case.scale_float(case), factors=factors, output=output)
     result = {}
     for name, y in zip(("out", "lse"), got, strict=True):
@@ -139,7 +140,7 @@ def test_a_broken_promise_exceeds_it(name: str) -> None:
     assert worst(kernel, {**CONTRACT, **more}, "plain", range(2))[output] > 1
 
 
-@pytest.mark.parametrize("factor", attention_case.DESCALES)
+@pytest.mark.parametrize("factor", DESCALES)
 def test_a_forgotten_factor_exceeds_it(factor: str) -> None:
     case = case_of("normal", E4M3, np.random.default_rng(7))
     arrays = {n: np.repeat(a, 2, axis=2) if a.shape[2] == 1 else a for n, a in case.arrays.items()}
@@ -152,7 +153,7 @@ def ratio_without(case: Case, factor: str) -> float:
     form = declared_forms("attention", {**CONTRACT, "engine": "fma"}, "e4m3")[0]
     block, bounded = enclosed(case, form, {"out": FORMATS["bf16"], "lse": FP32})
     arrays = [case.arrays[n][0, 0].astype(np.float64) for n in "qkv"]
-    factors = tuple(1.0 if n == factor else case.options[n] for n in attention_case.DESCALES)
+    factors = tuple(1.0 if n == factor else case.options[n] for n in DESCALES)
     alpha = attention_case.scale_float(case)
     out, lse = run_fp8(Fp8Kernel(engine=None), *arrays, alpha=alpha, factors=factors, output="bf16")
     name, y = ("out", out) if factor == "v_descale" else ("lse", lse)
@@ -163,7 +164,7 @@ def test_factors_are_those_of_the_definition() -> None:
     """Plain mpmath loops: q_d q . k_d k, then v_d v."""
     case = case_of("normal", E4M3, np.random.default_rng(3))
     q, k, v = (case.arrays[n][0, 0].astype(np.float64).tolist() for n in "qkv")
-    fq, fk, fv = (case.options[n] for n in attention_case.DESCALES)
+    fq, fk, fv = (case.options[n] for n in DESCALES)
     block = refine(case, enclose(case)[0], np.ones(3, dtype=bool), 256)
     with mpmath.workprec(300):
         for i, query in enumerate(q):

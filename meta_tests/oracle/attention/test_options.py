@@ -18,6 +18,7 @@ from oracle.evaluate import enclose, refine
 from oracle.formats import FORMATS
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import formula as attention
+from oracle.ops.attention.options import CHOICES
 from oracle.ops.contracts import declared_forms
 
 
@@ -95,7 +96,7 @@ def option_cases() -> dict[str, Case]:
             alibi_slopes=np.array([0.3]),
             attn_mask=rng.random((5, 5)) < 0.8,
             window_size=(3, 2),
-            **{name: values[1] for name, values in attention_case.CHOICES.items()},
+            **{name: values[1] for name, values in CHOICES.items()},
         ),
     }
     return cases
@@ -128,7 +129,7 @@ def test_formula_equals_the_second_witness_and_balls_hold_it(name: str) -> None:
 
 
 def test_the_witness_tells_every_choice_from_its_other() -> None:
-    for name, values in attention_case.CHOICES.items():
+    for name, values in CHOICES.items():
         one = CASES["all"]
         first, second = (witness(one.with_options(**{name: value})) for value in values)
         if name == "causal_alignment":
@@ -252,7 +253,7 @@ def drawn(rng: np.random.Generator, index: int) -> Case:
     case = case_of(rng, (1, 1, 1, sq, sk, d, 2))
     factors = {n: float(rng.choice([1e-150, 1e-3, 1.0, 1.0, 30.0, 1e4])) for n in "qkv"}
     case = case.with_arrays(**{n: a * factors[n] for n, a in case.arrays.items()})
-    options: dict[str, Any] = {name: str(rng.choice(values)) for name, values in attention_case.CHOICES.items()}
+    options: dict[str, Any] = {name: str(rng.choice(values)) for name, values in CHOICES.items()}
     if index % 2:
         options["softcap"] = float(rng.choice([1e-300, 1e-3, 0.5, 5.0, 50.0, 1e5, 1e300]))
     if index % 3:

@@ -10,7 +10,8 @@ from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
-from oracle.ops.attention.case import chosen, query_positions, scale_float
+from oracle.ops.attention.case import query_positions, scale_float
+from oracle.ops.attention.options import DESCALES, chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +64,7 @@ def numbers(case: Case, block: Block) -> Head:
         _capped_last(case),
         x.sink is not None,
         common,
-        any(case.options.get(name) is not None for name in attention_case.DESCALES),
+        any(case.options.get(name) is not None for name in DESCALES),
         (x.bias is not None) + (x.slope is not None),
     )
 

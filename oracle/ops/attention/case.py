@@ -1,17 +1,6 @@
 """Attention as a case: shapes, visibility (causal, window, boolean mask), options, and the evaluation of one head.
 
-Options: scale (None: 1/sqrt(D)), is_causal, attn_mask (bool, True = may attend; or additive float), window_size
-(left, right; -1 is unbounded), softcap, alibi_slopes [Hq] or [B, Hq], sinks [Hq]. Query head h reads KV head
-h // (Hq / Hkv). What implementations publish differently is an option too:
-
-q_descale, k_descale, v_descale: factors of 8-bit storage, float32, one number or [B, Hkv]: what is attended to is q
-times its factor, and so on, exactly.
-
-causal_alignment: position of query i among the keys, ``top_left`` i or ``bottom_right`` i + Sk - Sq; also for windows
-and ALiBi. window_left: whether the key at distance ``left`` is ``included`` or ``excluded``. softcap_order: before or
-after bias and ALiBi join. alibi_bias: -slope |distance| or slope j (a row's scores then differ by a constant if no key
-comes later than the query, so that O is the same and L is not; with a sink, or a cap after ALiBi, O differs too).
-lse_sink: whether L includes the sink's logit.
+Options: `oracle.ops.attention.options`. Query head h reads KV head h // (Hq / Hkv).
 """
 
 from __future__ import annotations
@@ -30,28 +19,9 @@ from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import formula as attention
+from oracle.ops.attention.options import DESCALES, Sizes, check_options, chosen, defaults
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "causal_alignment": ("top_left", "bottom_right"),
-    "window_left": ("included", "excluded"),
-    "softcap_order": ("before_mask", "after_mask"),
-    "alibi_bias": ("distance", "key_index"),
-    "lse_sink": ("included", "excluded"),
-}
-"""Options that say which of the published meanings holds; the first value is the default."""
-ALIGNMENTS = CHOICES["causal_alignment"]
-DESCALES = ("q_descale", "k_descale", "v_descale")
-OPTIONS: dict[str, Any] = {
-    "scale": None,
-    "is_causal": False,
-    "attn_mask": None,
-    "window_size": None,
-    "softcap": None,
-    "alibi_slopes": None,
-    "sinks": None,
-    **dict.fromkeys(DESCALES),
-    **{name: values[0] for name, values in CHOICES.items()},
-}
+OPTIONS = defaults()
 
 
 def check(case: Case) -> None:
@@ -68,60 +38,8 @@ def check(case: Case) -> None:
         raise ValueError(f"q and k differ in batch: {q.shape[0]} and {k.shape[0]}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
-    mask = case.options.get("attn_mask")
-    if mask is not None:
-        whole = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        try:
-            fits = np.broadcast_shapes(mask.shape, whole) == whole
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"attn_mask of shape {list(mask.shape)} does not broadcast to [B, Hq, Sq, Sk] {list(whole)}"
-            )
-    check_options(case.options, batch=q.shape[0], heads=q.shape[1])
-    for name in DESCALES:
-        _check_descale(name, case.options.get(name), k.shape[:2], format_of(q))
-
-
-def check_options(options: Any, *, batch: int, heads: int) -> None:
-    """ValueError, naming the option and its value, unless every option of attention is known and can hold."""
-    unknown = sorted(set(options) - set(OPTIONS) - {"return_lse"})
-    if unknown:
-        raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(OPTIONS)}")
-    for name, known in CHOICES.items():
-        if options.get(name, known[0]) not in known:
-            raise ValueError(f"unknown {name} {options[name]!r}; known: {', '.join(known)}")
-    window = options.get("window_size")
-    if window is not None:
-        whole = isinstance(window, tuple | list) and all(_is_number(w, int, np.integer) for w in window)
-        if not whole or len(window) != 2:
-            raise ValueError(f"window_size must be two integers (left, right), got {window!r}")
-        if min(window) < -1:
-            raise ValueError(f"window_size {tuple(window)} is negative; -1 means unbounded")
-    softcap, scale = options.get("softcap"), options.get("scale")
-    if softcap is not None and not (_is_number(softcap) and np.isfinite(softcap) and softcap > 0):
-        raise ValueError(f"softcap must be a positive number, got {softcap!r}")
-    if scale is not None and not (_is_number(scale) and np.isfinite(scale)):
-        raise ValueError(f"scale must be a finite number, got {scale!r}")
-    sinks, slopes = options.get("sinks"), options.get("alibi_slopes")
-    if sinks is not None and _shape(sinks) != (heads,):
-        raise ValueError(f"sinks must be an array [Hq] = [{heads}], got {_described(sinks)}")
-    if slopes is not None and _shape(slopes) not in ((heads,), (batch, heads)):
-        raise ValueError(f"alibi_slopes must be an array [{heads}] or [{batch}, {heads}], got {_described(slopes)}")
-
-
-def _check_descale(name: str, factor: Any, heads: tuple[int, ...], fmt: Format) -> None:
-    if factor is None:
-        return
-    if fmt.name == "fp64":
-        raise ValueError(f"{name} is for formats of at most 32 bits: its products must be exact")
-    values: Float64Array = np.asarray(factor, dtype=np.float64)
-    if values.shape not in ((), heads):
-        raise ValueError(f"{name} must be a number or an array [B, Hkv] {list(heads)}, got shape {list(values.shape)}")
-    normal = np.isfinite(values) & (values >= FORMATS["fp32"].smallest_normal)
-    if not (normal & (FORMATS["fp32"].round(values) == values)).all():
-        raise ValueError(f"{name} must hold positive float32 numbers, got {factor!r}")
+    sizes = {"B": q.shape[0], "Hq": q.shape[1], "Hkv": k.shape[1], "Sq": q.shape[2], "Sk": k.shape[2]}
+    check_options(case.options, OPTIONS, Sizes(sizes, format_of(q)))
 
 
 def _descaled(a: Float64Array, name: str, case: Case, b: int, kv: int) -> Float64Array:
@@ -130,24 +48,6 @@ def _descaled(a: Float64Array, name: str, case: Case, b: int, kv: int) -> Float6
     if factor is None:
         return a
     return np.asarray(a * float(factor[b, kv] if np.ndim(factor) else factor))
-
-
-def _is_number(x: Any, *kinds: type) -> bool:
-    # True and False are integers to Python, and an error here.
-    return isinstance(x, kinds or (int, float, np.integer, np.floating)) and not isinstance(x, bool)
-
-
-def _shape(x: Any) -> tuple[int, ...] | None:
-    return x.shape if isinstance(x, np.ndarray) else None
-
-
-def _described(x: Any) -> str:
-    return f"shape {list(x.shape)}" if isinstance(x, np.ndarray) else repr(x)
-
-
-def chosen(case: Case, name: str) -> str:
-    """The published meaning that this case has, of those in `CHOICES`."""
-    return str(case.options.get(name, CHOICES[name][0]))
 
 
 def query_positions(case: Case, rows: Rows) -> NDArray[np.int64]:

@@ -24,13 +24,15 @@ from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient as backward
 from oracle.ops.attention.gradient import PLAIN, Order
-from oracle.ops.attention.row import ARRAYS, CONVENTIONS, NOT_DESCALED, scale_of
+from oracle.ops.attention.options import TABLE, chosen, defaults
+from oracle.ops.attention.row import ARRAYS, CONVENTIONS, scale_of
 from oracle.ops.op import Array, Gradient, Op
 from oracle.recent import Recent
 
 DQ, DKV, DBIAS, DSINKS = range(4)
 RESULTS = {"dq": "B Hq Sq D", "dk": "B Hkv Sk D", "dv": "B Hkv Sk Dv", "dbias": "...", "dsinks": "Hq"}
 OUTPUTS = tuple(RESULTS)
+OPTIONS = defaults(lacking="gradient")
 HELD = {DQ: ("dq",), DKV: ("dk", "dv"), DBIAS: ("dbias",), DSINKS: ("dsinks",)}
 
 
@@ -230,7 +232,7 @@ def pick_rows(ar: Arithmetic[V], value: V, rows: Rows) -> V:
 def _bias(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
     bias = bias_of(case)
     assert bias is not None
-    last = attention_case.chosen(case, "softcap_order") == "after_mask"
+    last = chosen(case, "softcap_order") == "after_mask"
     parts, spoiled = [], np.zeros(case.arrays["q"].shape[2], dtype=bool)
     for head in heads_of(case, key):
         made, _, _, undefined = head_gradients(ar, case, head, _all_rows(case), order=order)
@@ -280,11 +282,14 @@ OPS = (
         presets=presets.ATTENTION_BACKWARD,
         arrays={**ARRAYS, "do": Array("B Hq Sq Dv")},
         results=RESULTS,
-        options=NOT_DESCALED,
+        options=OPTIONS,
         conventions=CONVENTIONS,
         usual={"scale": scale_of("q")},
         gradient=Gradient(
-            "attention", "do", {"q": "dq", "k": "dk", "v": "dv"}, {"attn_mask": "dbias", "sinks": "dsinks"}
+            "attention",
+            "do",
+            {"q": "dq", "k": "dk", "v": "dv"},
+            {row.name: row.gradient for row in TABLE if row.gradient},
         ),
         blocks=blocks,
         row_count=row_count,

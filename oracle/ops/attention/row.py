@@ -13,8 +13,6 @@ from oracle.contract import presets
 from oracle.enclosure import Enclosure
 from oracle.formats import INPUTS, Float64Array
 from oracle.ops.attention.case import (
-    CHOICES,
-    DESCALES,
     OPTIONS,
     blocks,
     evaluate,
@@ -22,6 +20,7 @@ from oracle.ops.attention.case import (
     modelled,
     output_shapes,
 )
+from oracle.ops.attention.options import CHOICES, DESCALES
 from oracle.ops.op import Array, Op
 from oracle.vacuity import mean_of_visible
 
@@ -42,8 +41,6 @@ CONVENTIONS: Mapping[str, tuple[str, ...]] = {
 }
 ARRAYS = {"q": Array("B Hq Sq D"), "k": Array("B Hkv Sk D"), "v": Array("B Hkv Sk Dv")}
 RESULTS = {"out": "B Hq Sq Dv", "lse": "B Hq Sq"}
-NOT_DESCALED = {name: value for name, value in OPTIONS.items() if name not in DESCALES}
-"""Options of attention whose inputs have no factors."""
 
 
 def scale_of(*queries: str) -> Callable[[Case], float]:

@@ -10,7 +10,7 @@ j < cache_seqlens[b], int32 [B]. q [B, Hq, Sq, D] holds the last Sq positions of
 bottom_right. O [B, Hq, Sq, Dv], L [B, Hq, Sq].
 
 Both are layouts, not ops of their own: every sequence is evaluated as the dense case that it is, with that case's
-enclosures and bounds. Options are those of attention but attn_mask; alibi_slopes [Hq], or one row a sequence.
+enclosures and bounds. Options are those of attention that do not lack it; a row of an array is a sequence's.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import Float64Array
 from oracle.ops.attention import case as attention_case
-from oracle.ops.attention.row import CONVENTIONS, NOT_DESCALED, mean_of_values, scale_of
+from oracle.ops.attention.options import ROWS, Sizes, check_options, defaults, taken
+from oracle.ops.attention.row import CONVENTIONS, mean_of_values, scale_of
 from oracle.ops.op import Array, Op, Tiny
 
 NAMES = VARLEN, PAGED = "attention_varlen", "attention_paged"
-OPTIONS: dict[str, Any] = {name: value for name, value in NOT_DESCALED.items() if name != "attn_mask"}
+OPTIONS = defaults(lacking="layouts")
 
 
 def sequences(case: Case) -> int:
@@ -70,17 +71,14 @@ def dense(case: Case, n: int) -> Case:
         packed = {"q": case.arrays["q"][query_range(case, n)]}
         packed |= {name: case.arrays[name][start:stop] for name in ("k", "v")}
         arrays = {name: a.transpose(1, 0, 2)[None] for name, a in packed.items()}
-        options = dict(case.options)
+        options = taken(case.options, B=[n])
     else:
         pages, count = pages_of(case, n), key_count(case, n)
         arrays = {"q": case.arrays["q"][n : n + 1]}
         for name, cache in (("k", "k_cache"), ("v", "v_cache")):
             held = case.arrays[cache][pages].reshape(-1, *case.arrays[cache].shape[2:])[:count]
             arrays[name] = held.transpose(1, 0, 2)[None]
-        options = {**case.options, "causal_alignment": "bottom_right"}
-    slopes = options.get("alibi_slopes")
-    if slopes is not None and slopes.ndim == 2:
-        options["alibi_slopes"] = slopes[n]
+        options = {**taken(case.options, B=[n]), "causal_alignment": "bottom_right"}
     if not arrays["k"].shape[2]:
         for name in ("k", "v"):
             _, heads, _, width = arrays[name].shape
@@ -95,9 +93,10 @@ def check(case: Case) -> None:
         _check_varlen(case)
     else:
         _check_paged(case)
-    if case.options.get("attn_mask") is not None:
-        raise ValueError(f"{case.op} takes no attn_mask")
-    attention_case.check_options(case.options, batch=sequences(case), heads=_query_heads(case))
+    lacking = [name for name in case.options if name in ROWS and name not in OPTIONS]
+    if lacking:
+        raise ValueError(f"{case.op} takes no {lacking[0]}")
+    check_options(case.options, OPTIONS, Sizes({"B": sequences(case), "Hq": _query_heads(case)}))
 
 
 def _check_varlen(case: Case) -> None:

@@ -27,6 +27,7 @@ from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import formula as attention
+from oracle.ops.attention.options import Sizes, check_options, chosen, defaults
 from oracle.ops.attention.row import SCORES, scale_of
 from oracle.ops.mla import formula as mla
 from oracle.ops.op import Array, Op, Tiny, check_dims
@@ -41,19 +42,13 @@ ARRAYS = {
 }
 INPUTS = tuple(ARRAYS)
 TINY = Tiny(widths={"d_r": 0.5, "d_c": 2})
-OPTIONS: dict[str, Any] = {"scale": None, "is_causal": False, "causal_alignment": "top_left"}
+OPTIONS = defaults("scale", "is_causal", "causal_alignment")
 
 
 def check(case: Case) -> None:
     """ValueError, naming the argument, unless shapes and options fit together."""
     check_dims(ARRAYS, case, INPUTS)
-    unknown = sorted(set(case.options) - set(OPTIONS) - {"return_lse"})
-    if unknown:
-        raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(OPTIONS)}")
-    alignment = case.options.get("causal_alignment", "top_left")
-    if alignment not in attention_case.ALIGNMENTS:
-        known_names = ", ".join(attention_case.ALIGNMENTS)
-        raise ValueError(f"unknown causal_alignment {alignment!r}; known: {known_names}")
+    check_options(case.options, OPTIONS, Sizes({}))
 
 
 def visibility(case: Case, rows: Rows) -> NDArray[np.bool_]:
@@ -61,7 +56,7 @@ def visibility(case: Case, rows: Rows) -> NDArray[np.bool_]:
     sq, sk = case.arrays["q_nope"].shape[2], case.arrays["c_kv"].shape[1]
     if not case.options.get("is_causal"):
         return np.ones((len(rows), sk), dtype=bool)
-    shift = sk - sq if case.options.get("causal_alignment", "top_left") == "bottom_right" else 0
+    shift = sk - sq if chosen(case, "causal_alignment") == "bottom_right" else 0
     return np.asarray(np.arange(sk)[None, :] <= rows[:, None] + shift)
 
 

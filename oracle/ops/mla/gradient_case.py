@@ -27,9 +27,9 @@ from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import gradient_case as attention_backward_case
-from oracle.ops.attention.case import ALIGNMENTS
 from oracle.ops.attention.gradient import PLAIN, Order
 from oracle.ops.attention.gradient_case import pick_rows
+from oracle.ops.attention.options import CHOICES
 from oracle.ops.attention.row import scale_of
 from oracle.ops.mla import case as mla_case
 from oracle.ops.mla import formula as mla
@@ -219,7 +219,7 @@ OPS = (
         arrays={**mla_case.ARRAYS, "do": Array("B H Sq d_v")},
         results={f"d{name}": array.dims for name, array in mla_case.ARRAYS.items()},
         options=mla_case.OPTIONS,
-        conventions={"causal_alignment": ALIGNMENTS},
+        conventions={"causal_alignment": CHOICES["causal_alignment"]},
         usual={"scale": scale_of("q_nope", "q_pe")},
         gradient=Gradient("mla", "do", {name: f"d{name}" for name in mla_case.INPUTS}),
         tiny=mla_case.TINY,

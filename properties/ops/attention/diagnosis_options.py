@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from oracle.case import Case
-from oracle.ops.attention.case import CHOICES, DESCALES, chosen, scale_float
+from oracle.ops.attention.case import scale_float
+from oracle.ops.attention.options import CHOICES, DESCALES, chosen
 from properties.diagnosis.counterfactual import Counterfactual, FailingCase, of_case
 from properties.ops.attention.options import CHOICES_OF, NAMES, factors_by_head
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.formats import Float64Array
-from oracle.ops.attention.case import chosen
+from oracle.ops.attention.options import chosen
 from properties.checks.metamorphic import Outputs, full_bounds, observe
 from properties.judge.judgements import draw_of
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.formats import Format
-from oracle.ops.attention.case import DESCALES
+from oracle.ops.attention.options import DESCALES
 from properties.subject import Subject
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -17,6 +17,7 @@ from oracle.case import Case
 from oracle.formats import Float64Array, Format
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
+from oracle.ops.attention.options import chosen
 from oracle.ops.mla import case as mla_case
 from oracle.ops.table import op_named
 
@@ -66,7 +67,7 @@ def _attention(case: Case, seen: Case, how: Pass) -> Outputs:
     found = {n: np.zeros(s) for n, s in shapes.items()}
     batch, heads, rows = case.arrays["q"].shape[:3]
     alpha, cap = attention_case.scale_float(seen), seen.options.get("softcap")
-    last = attention_case.chosen(seen, "softcap_order") == "after_mask"
+    last = chosen(seen, "softcap_order") == "after_mask"
     for b in range(batch):
         for h in range(heads):
             x = attention_case.head(seen, (b, h), np.arange(rows))
