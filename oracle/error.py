@@ -41,13 +41,11 @@ _UP = 1.0 + 2.0**-49
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Errors:
-    """Errors of one output of one block, arrays of the enclosure's shape.
+    """Errors of one output, arrays of the enclosure's shape.
 
-    signed: observed minus exact; the exact one lies in signed +- radius. absolute: its magnitude. ulp,
-    ulp_radius: absolute in units of the format's spacing at the exact value. finite: the observed value is
-    finite. decided: the enclosure's radius is finite. exact: the observed value is proven to be the exact one
-    rounded to nearest, ties to even. counted: elements that take part in metrics (not empty rows, exempt
-    elements and the like).
+    signed: observed minus exact; the exact one lies in signed +- radius. absolute: its magnitude. finite: the observed
+    value is finite. decided: the enclosure's radius is finite. counted: elements that take part in metrics (not empty
+    rows, exempt elements and the like).
     """
 
     observed: NDArray[Any]
@@ -56,12 +54,26 @@ class Errors:
     signed: Float64Array
     radius: Float64Array
     absolute: Float64Array
-    ulp: Float64Array
-    ulp_radius: Float64Array
     finite: Mask
     decided: Mask
-    exact: Mask
     counted: Mask
+
+    @property
+    def ulp(self) -> Float64Array:
+        """``absolute`` in units of the format's spacing at the exact value; worked out when asked for."""
+        with np.errstate(all="ignore"):
+            return _in_ulp(self.absolute, self.enclosure, self.fmt)
+
+    @property
+    def ulp_radius(self) -> Float64Array:
+        """The radius of `ulp`."""
+        return _ulp_radius(self.absolute, self.radius, self.enclosure, self.fmt)
+
+    @property
+    def exact(self) -> Mask:
+        """Whether the observed value is proven to be the exact one rounded to nearest, ties to even."""
+        with np.errstate(all="ignore"):
+            return self.decided & _is_rounded(self.observed, self.enclosure, self.fmt)
 
 
 def measure(observed: NDArray[Any], enclosure: Enclosure, fmt: Format, *, counted: Mask | None = None) -> Errors:
@@ -84,12 +96,10 @@ def measure(observed: NDArray[Any], enclosure: Enclosure, fmt: Format, *, counte
         signed = np.where(decided, np.where(finite, gap, y), np.nan)
         radius = np.where(decided, np.where(slack == 0, rad, (rad + slack) * _UP), np.inf)
         absolute = np.where(decided, np.where(finite, np.abs(gap), np.inf), np.nan)
-        ulp, ulp_radius = _in_ulp(absolute, radius, enclosure, fmt)
-        exact = decided & _is_rounded(observed, y, enclosure, fmt)
     chosen = (
         np.ones(observed.shape, dtype=bool) if counted is None else np.array(np.broadcast_to(counted, observed.shape))
     )
-    return Errors(observed, enclosure, fmt, signed, radius, absolute, ulp, ulp_radius, finite, decided, exact, chosen)
+    return Errors(observed, enclosure, fmt, signed, radius, absolute, finite, decided, chosen)
 
 
 def _two_sum(a: Float64Array, b: Float64Array) -> tuple[Float64Array, Float64Array]:
@@ -115,26 +125,30 @@ def _difference(y: Float64Array, hi: Float64Array, lo: Float64Array) -> tuple[Fl
     )
 
 
-def _in_ulp(
-    absolute: Float64Array, radius: Float64Array, e: Enclosure, fmt: Format
-) -> tuple[Float64Array, Float64Array]:
+def _in_ulp(absolute: Float64Array, e: Enclosure, fmt: Format) -> Float64Array:
     magnitude = np.abs(e.hi)
-    reach = (np.abs(e.lo) + e.rad) * _UP
-    low = np.where(reach == 0, magnitude, np.maximum(np.nextafter(magnitude - reach, -np.inf), 0.0))
-    high = np.where(reach == 0, magnitude, np.nextafter(magnitude + reach, np.inf))
     # Just below a power of two the spacing is half of that at hi itself.
     inward = e.lo * np.sign(e.hi) < 0
-    ulp = absolute / fmt.ulp(np.where(inward, np.nextafter(magnitude, 0.0), magnitude))
-    upper = (absolute + radius) / fmt.ulp(low)
-    lower = np.maximum(absolute - radius, 0.0) / fmt.ulp(high)
-    spread = np.maximum(np.maximum(upper - ulp, ulp - lower), 0.0)
-    spread = np.where(reach == 0, radius / fmt.ulp(magnitude), spread) * _UP
-    # Infinite errors are infinite at both ends.
-    return ulp, np.where(np.isinf(absolute), 0.0, np.where(np.isnan(absolute), np.inf, spread))
+    return np.asarray(absolute / fmt.ulp(np.where(inward, np.nextafter(magnitude, 0.0), magnitude)))
 
 
-def _is_rounded(observed: NDArray[Any], y: Float64Array, e: Enclosure, fmt: Format) -> Mask:
+def _ulp_radius(absolute: Float64Array, radius: Float64Array, e: Enclosure, fmt: Format) -> Float64Array:
+    with np.errstate(all="ignore"):
+        ulp, magnitude = _in_ulp(absolute, e, fmt), np.abs(e.hi)
+        reach = (np.abs(e.lo) + e.rad) * _UP
+        low = np.where(reach == 0, magnitude, np.maximum(np.nextafter(magnitude - reach, -np.inf), 0.0))
+        high = np.where(reach == 0, magnitude, np.nextafter(magnitude + reach, np.inf))
+        upper = (absolute + radius) / fmt.ulp(low)
+        lower = np.maximum(absolute - radius, 0.0) / fmt.ulp(high)
+        spread = np.maximum(np.maximum(upper - ulp, ulp - lower), 0.0)
+        spread = np.where(reach == 0, radius / fmt.ulp(magnitude), spread) * _UP
+        # Infinite errors are infinite at both ends.
+        return np.where(np.isinf(absolute), 0.0, np.where(np.isnan(absolute), np.inf, spread))
+
+
+def _is_rounded(observed: NDArray[Any], e: Enclosure, fmt: Format) -> Mask:
     """Where every real number of the enclosure rounds to ``observed``."""
+    y = observed.astype(np.float64)
     infinite = np.isinf(y)
     # The distance of the exact value from y, or from the border beyond which infinity is the rounded value.
     base = np.where(infinite, np.copysign(fmt.overflow_threshold, y), y)
@@ -238,14 +252,18 @@ def summarise(parts: Sequence[Part]) -> Metrics:
 
 def _summarise(parts: Sequence[Part]) -> Metrics:
     u = parts[0][0].fmt.unit_roundoff if parts else 1.0
-    overflow = [e.counted & e.decided & e.exact & ~e.finite for e, _, _ in parts]
-    used = [e.counted & e.decided & ~over for (e, _, _), over in zip(parts, overflow, strict=True)]
+    errors, rounded = [e for e, _, _ in parts], [e.exact for e, _, _ in parts]
+    overflow = [e.counted & right & ~e.finite for e, right in zip(errors, rounded, strict=True)]
+    used = [e.counted & e.decided & ~over for e, over in zip(errors, overflow, strict=True)]
+    whole = [bool(use.all()) for use in used]
 
     def pool(arrays: Sequence[Any]) -> Any:
-        chosen = [np.broadcast_to(a, use.shape)[use] for a, use in zip(arrays, used, strict=True)]
-        return np.concatenate(chosen) if chosen else np.empty(0)
+        shaped = (
+            a if a.shape == use.shape else np.broadcast_to(a, use.shape) for a, use in zip(arrays, used, strict=True)
+        )
+        chosen = [a.reshape(-1) if every else a[use] for a, use, every in zip(shaped, used, whole, strict=True)]
+        return chosen[0] if len(chosen) == 1 else np.concatenate(chosen) if chosen else np.empty(0)
 
-    errors = [e for e, _, _ in parts]
     absolute, ulp = pool([e.absolute for e in errors]), pool([e.ulp for e in errors])
     finite = pool([e.finite for e in errors]).astype(bool)
     signed = pool([e.signed for e in errors])[finite]
@@ -256,19 +274,21 @@ def _summarise(parts: Sequence[Part]) -> Metrics:
     key = np.where(np.isnan(ratio), -1.0, ratio)
     candidates = np.flatnonzero(key == np.max(key, initial=-1.0))
     worst = int(candidates[np.argmax(ulp[candidates])]) if n else None
-    top = int(np.argmax(ulp)) if n else 0
     mean, z = _mean_and_z(signed)
-    error_norm, exact_norm = _norm(absolute), _norm(pool([np.abs(e.enclosure.hi) for e in errors]))
+    exact = pool([np.abs(e.enclosure.hi) for e in errors])
+    error_norm, exact_norm = _norm(absolute), _norm(exact)
     over = int(sum(np.count_nonzero(o) for o in overflow))
+    # The value at or above this share of all; one that occurs.
+    high = math.ceil((n - 1) * 0.999)
     return Metrics(
         n=n,
         undecided=int(sum(np.count_nonzero(e.counted & ~e.decided) for e in errors)),
         nonfinite=int(n - np.count_nonzero(finite)),
         overflowed=over,
-        exact=int(np.count_nonzero(pool([e.exact for e in errors]))) + over,
-        ulp_max=float(ulp[top]) if n else None,
-        ulp_max_radius=float(pool([e.ulp_radius for e in errors])[top]) if n else None,
-        ulp_p999=float(np.quantile(ulp, 0.999, method="higher")) if n else None,
+        exact=int(np.count_nonzero(pool(rounded))) + over,
+        ulp_max=float(ulp.max()) if n else None,
+        ulp_max_radius=_radius_at(errors, used, int(np.argmax(ulp))) if n else None,
+        ulp_p999=float(np.partition(ulp, high)[high]) if n else None,
         ulp_mean=float(np.mean(ulp)) if n else None,
         scaled_ulp=_largest(scaled),
         normwise=(error_norm / exact_norm if exact_norm else (0.0 if error_norm == 0 else math.inf)) if n else None,
@@ -311,13 +331,25 @@ def _mean_and_z(x: Float64Array) -> tuple[float | None, float | None]:
     return mean * top, mean * math.sqrt(x.size) / deviation if deviation > 0 else math.copysign(math.inf, mean)
 
 
-def _worst(errors: Sequence[Errors], used: Sequence[Mask], position: int) -> Worst:
-    for number, (e, use) in enumerate(zip(errors, used, strict=True)):
+def _place(used: Sequence[Mask], position: int) -> tuple[int, tuple[int, ...]]:
+    """(part, index there) of an element by its position among all that are used."""
+    for number, use in enumerate(used):
         count = int(np.count_nonzero(use))
         if position < count:
             flat = int(np.flatnonzero(use)[position])
-            at = tuple(int(i) for i in np.unravel_index(flat, use.shape))
-            exact = (float(part[at]).hex() for part in (e.enclosure.hi, e.enclosure.lo, e.enclosure.rad))
-            return Worst(number, at, float(e.observed[at]).hex(), *exact)
+            return number, tuple(int(i) for i in np.unravel_index(flat, use.shape))
         position -= count
     raise IndexError(position)
+
+
+def _worst(errors: Sequence[Errors], used: Sequence[Mask], position: int) -> Worst:
+    number, at = _place(used, position)
+    e = errors[number]
+    exact = (float(part[at]).hex() for part in e.enclosure.parts())
+    return Worst(number, at, float(e.observed[at]).hex(), *exact)
+
+
+def _radius_at(errors: Sequence[Errors], used: Sequence[Mask], position: int) -> float:
+    number, at = _place(used, position)
+    e, one = errors[number], tuple(slice(i, i + 1) for i in at)
+    return float(_ulp_radius(e.absolute[one], e.radius[one], e.enclosure.rows(one), e.fmt).reshape(-1)[0])

@@ -13,7 +13,7 @@ table 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -28,6 +28,11 @@ class Format:
     """One binary format. ``dtype`` is the numpy storage type; tf32 has none and is stored as float32.
 
     infinite: whether there are infinities; without them the largest significand of the top exponent is NaN.
+
+    unit_roundoff: largest relative error of one rounding to nearest, 2^-precision. omega: largest absolute error of one
+    rounding in the subnormal range. overflow_threshold: the magnitude from which rounding to nearest is not finite (inf
+    for fp64); without infinities the threshold itself, a tie, still rounds to the largest number, whose last bit is
+    even.
     """
 
     name: str
@@ -37,41 +42,30 @@ class Format:
     dtype: Any
     infinite: bool = True
 
-    @property
-    def unit_roundoff(self) -> float:
-        """Largest relative error of one rounding to nearest, 2^-precision."""
-        return 2.0**-self.precision
+    unit_roundoff: float = field(init=False, repr=False, compare=False)
+    smallest_normal: float = field(init=False, repr=False, compare=False)
+    smallest_subnormal: float = field(init=False, repr=False, compare=False)
+    omega: float = field(init=False, repr=False, compare=False)
+    max_finite: float = field(init=False, repr=False, compare=False)
+    overflow_threshold: float = field(init=False, repr=False, compare=False)
 
-    @property
-    def smallest_normal(self) -> float:
-        return 2.0**self.emin
-
-    @property
-    def smallest_subnormal(self) -> float:
-        return 2.0 ** (self.emin - self.precision + 1)
-
-    @property
-    def omega(self) -> float:
-        """Largest absolute error of one rounding in the subnormal range.
-
-        For fp64 this is half of 2^-1074, which float64 cannot hold: 2^-1074 is returned, an upper bound.
-        """
-        return max(self.smallest_subnormal / 2, 2.0**-1074)
-
-    @property
-    def max_finite(self) -> float:
+    def __post_init__(self) -> None:
         lost = 1 if self.infinite else 2
-        return (2.0 - lost * 2.0 ** (1 - self.precision)) * 2.0**self.emax
-
-    @property
-    def overflow_threshold(self) -> float:
-        """The magnitude from which rounding to nearest is not finite (inf for fp64).
-
-        Without infinities the threshold itself, a tie, still rounds to the largest number, whose last bit is even.
-        """
-        if self.name == "fp64":
-            return float("inf")
-        return self.max_finite + 2.0 ** (self.emax - self.precision)
+        subnormal = 2.0 ** (self.emin - self.precision + 1)
+        largest = (2.0 - lost * 2.0 ** (1 - self.precision)) * 2.0**self.emax
+        facts = {
+            "unit_roundoff": 2.0**-self.precision,
+            "smallest_normal": 2.0**self.emin,
+            "smallest_subnormal": subnormal,
+            # For fp64 half of it is no float64 number: an upper bound.
+            "omega": max(subnormal / 2, 2.0**-1074),
+            "max_finite": largest,
+            "overflow_threshold": float("inf")
+            if self.name == "fp64"
+            else largest + 2.0 ** (self.emax - self.precision),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     def round(self, x: Any, *, saturate: bool = False) -> Float64Array:
         """Round float64 values to this format, to nearest, ties to even; result as float64.
@@ -99,10 +93,10 @@ class Format:
 
         At and above ``max_finite`` the spacing of the top binade; nan for nan.
         """
-        magnitude = np.abs(np.asarray(x, dtype=np.float64))
-        _, exponent = np.frexp(np.minimum(magnitude, self.max_finite))
-        exponent = np.where(magnitude == 0, self.emin, exponent - 1)
-        spacing = np.ldexp(1.0, np.clip(exponent, self.emin, self.emax) - self.precision + 1)
+        magnitude = np.asarray(np.abs(np.asarray(x, dtype=np.float64)))
+        # The power of two at or below: the number without its fraction.
+        binade = (np.minimum(magnitude, self.max_finite).view(np.int64) & _EXPONENT_BITS).view(np.float64)
+        spacing = np.maximum(binade, self.smallest_normal) * 2.0 ** (1 - self.precision)
         return np.asarray(np.where(np.isnan(magnitude), np.nan, spacing), dtype=np.float64)
 
     def next_up(self, x: Any) -> Float64Array:

@@ -19,7 +19,7 @@ its bound accepts everything and each wrong trivial output is named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,34 +33,41 @@ VacuityPart = tuple[Enclosure, Float64Array, Mapping[str, Enclosure]]
 """(enclosure, bound, trivial outputs by name) of the judged rows of one block, arrays of one shape."""
 
 
-def vacuous(parts: Sequence[VacuityPart], fmt: Format) -> tuple[str, ...]:
+def vacuous(parts: Iterable[VacuityPart], fmt: Format) -> tuple[str, ...]:
     """The trivial outputs that prove the bounds of a case vacuous, in order; () if the check means something.
 
-    ``parts``: all blocks of the case, without empty, undefined or exempt rows, each with the same names;
-    ``fmt``: the format of the output. ValueError if the names differ.
+    ``parts``: all blocks of the case, without empty, undefined or exempt rows, each with the same names; read no
+    further than to a block that rejects what those before it accept. ``fmt``: the format of the output. ValueError if
+    the names differ.
     """
-    if len({tuple(sorted(others)) for _, _, others in parts}) > 1:
-        raise ValueError("the parts of one case must have the same trivial outputs")
-    if not any(enclosure.hi.size for enclosure, _, _ in parts):
-        return ()
-    promised = any(np.isfinite(bound).any() for _, bound, _ in parts)
-    found = []
-    for name in parts[0][2]:
-        views = [_view(enclosure, bound, others[name], fmt, promised) for enclosure, bound, others in parts]
-        if all(accepted for accepted, _ in views) and any(wrong for _, wrong in views):
-            found.append(name)
-    return tuple(found)
-
-
-def _view(exact: Enclosure, bound: Float64Array, trivial: Enclosure, fmt: Format, promised: bool) -> tuple[bool, bool]:
-    """(every judged element accepts the trivial output, some judged element of it is wrong) in one block."""
+    seen: list[VacuityPart] = []
+    names: tuple[str, ...] = ()
     with np.errstate(all="ignore"):
-        judged = np.isfinite(bound) if promised else np.ones(bound.shape, dtype=bool)
-        accepted = ~np.isfinite(bound) | (exact.distance(fmt.round(trivial.hi)) + exact.rad <= bound)
-        apart = np.abs((trivial.hi - exact.hi) + (trivial.lo - exact.lo))
-        one_ulp = fmt.ulp(np.abs(exact.hi) + np.abs(exact.lo) + exact.rad)
-        wrong = apart * (1 - 2.0**-50) - exact.rad - trivial.rad > one_ulp
-    return bool(np.all(accepted | ~judged)), bool(np.any(wrong & judged))
+        for exact, bound, others in parts:
+            if seen and set(others) != set(seen[0][2]):
+                raise ValueError("the parts of one case must have the same trivial outputs")
+            names = tuple(n for n in (names if seen else others) if _accepts(exact, bound, others[n], fmt))
+            seen.append((exact, bound, others))
+            if not names:
+                return ()
+        promised = any(np.isfinite(bound).any() for _, bound, _ in seen)
+        return tuple(
+            n for n in names if any(_is_wrong(e, bound, others[n], fmt, promised) for e, bound, others in seen)
+        )
+
+
+def _accepts(exact: Enclosure, bound: Float64Array, trivial: Enclosure, fmt: Format) -> bool:
+    """Whether every judged element of a block accepts the trivial output; what promises nothing rejects nothing."""
+    return bool(np.all(~np.isfinite(bound) | (exact.distance(fmt.round(trivial.hi)) + exact.rad <= bound)))
+
+
+def _is_wrong(exact: Enclosure, bound: Float64Array, trivial: Enclosure, fmt: Format, promised: bool) -> bool:
+    """Whether some judged element of the trivial output is wrong in a block."""
+    judged = np.isfinite(bound) if promised else np.True_
+    apart = np.abs((trivial.hi - exact.hi) + (trivial.lo - exact.lo))
+    one_ulp = fmt.ulp(np.abs(exact.hi) + np.abs(exact.lo) + exact.rad)
+    wrong = apart * (1 - 2.0**-50) - exact.rad - trivial.rad > one_ulp
+    return bool(np.any(wrong & judged))
 
 
 def trivial_outputs(exact: Enclosure, others: Mapping[str, Enclosure] | None = None) -> dict[str, Enclosure]:

@@ -18,7 +18,7 @@ from oracle.case import Case
 from oracle.formats import format_of
 from oracle.store.database import FILE
 from oracle.store.kept import Store, opened
-from properties.judge import pipeline
+from properties.judge import weigh
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Judgement, Verdict
 from properties.record import lines
@@ -108,8 +108,8 @@ def test_a_failure_is_found_again_and_another_kernel_is_not_taken_for_it(tmp_pat
 
 def test_a_refined_answer_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refined = []
-    again = pipeline.refine
-    monkeypatch.setattr(pipeline, "refine", lambda *given: refined.append(given) or again(*given))
+    again = weigh.refine
+    monkeypatch.setattr(weigh, "refine", lambda *given: refined.append(given) or again(*given))
     case = small(np.float64)
     found = [judgements(plain, case, folder)[0] for folder in (None, tmp_path, tmp_path)]
     assert len(refined) >= 2

@@ -25,9 +25,9 @@ from oracle.ops.table import op_named
 from properties.checks.metamorphic import Outputs, observe
 from properties.inputs import strategies
 from properties.inputs.recipes import Logits, Recipe
-from properties.judge.pipeline import exact_blocks
 from properties.judge.remembered import judged
 from properties.judge.verdict import Basis, Judgement, Verdict
+from properties.judge.weigh import exact_blocks
 from properties.subject import Input, Subject
 
 LEAST_VALUES = 512

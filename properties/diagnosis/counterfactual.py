@@ -23,7 +23,7 @@ from oracle.enclosure import Enclosure
 from oracle.evaluate import enclose, refine
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.table import op_named
-from properties.judge.pipeline import exact_blocks
+from properties.judge.weigh import exact_blocks
 from properties.subject import Subject
 
 Key = tuple[int, ...]

@@ -1,35 +1,27 @@
 """The spine: call the target, enclose the exact result, measure the error, judge it against the bound.
 
-`certify` is that sentence as a function, and most properties end in it. The decision per element is three-way: PASS if
-|error| + radius <= bound, FAIL if |error| - radius > bound, else the oracle is made more precise until it can tell,
-or UNDECIDED.
+`certify` is that sentence as a function, and most properties end in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from oracle.block import Block, Rows
-from oracle.bounds.bounded import Bounded
-from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.enclosure import Enclosure
-from oracle.error import Errors, measure, summarise
-from oracle.evaluate import PRECISIONS, enclose, refine
-from oracle.formats import EIGHT_BITS, Float64Array, format_of
+from oracle.error import summarise
+from oracle.evaluate import PRECISIONS
+from oracle.formats import EIGHT_BITS, Float64Array
 from oracle.ops.contracts import declared_forms
 from oracle.ops.table import op_named
-from properties.judge.empty_rows import empty_rows
-from properties.judge.remembered import bounded, judged
+from properties.judge.remembered import judged
 from properties.judge.vacuity import trivially_accepted
 from properties.judge.verdict import Basis, Judgement, Verdict
-from properties.subject import Subject, sampled_rows
+from properties.judge.weigh import Weighed, first_kept, weigh_all
+from properties.subject import Subject
 from targets.calling.target import Observed
 
 
@@ -46,33 +38,6 @@ def certify(subject: Subject, case: Case, *, outputs: Sequence[str] = (), forms:
         return conclude(subject, case, weighed, held, lambda presets: _lower(subject, case, observed, presets, outputs))
 
     return judged("certify", subject, [(case, observed.outputs)], make, words=outputs, forms=held)
-
-
-def weigh_all(
-    subject: Subject, case: Case, observed: Observed, forms: Sequence[Contract], outputs: Sequence[str]
-) -> list[Weighed]:
-    """`weigh` of every block of which some output was asked for and given."""
-    given = {n: v for n, v in observed.outputs.items() if n in outputs}
-    formats = {n: format_of(v) for n, v in given.items()}
-    rows = rows_to_certify(case)
-    return [
-        weigh(subject, case, block, given, forms, bounded(case, rows, block, forms, formats))
-        for block in enclose(case, rows=rows)
-        if any(block.holds(n) for n in given)
-    ]
-
-
-def rows_to_certify(case: Case) -> dict[tuple[int, ...], Rows]:
-    """The rows sampled of each block (head) that is not certified in full."""
-    op = op_named(case.op)
-    keys = op.blocks(case)
-    rows = {key: sampled_rows(op.row_count(case, key), op.width(case, key), len(keys)) for key in keys}
-    return {key: chosen for key, chosen in rows.items() if chosen is not None}
-
-
-def exact_blocks(case: Case) -> list[Block]:
-    """Enclosures of the rows to certify, every block (head) of the case covered."""
-    return enclose(case, rows=rows_to_certify(case))
 
 
 def structure(subject: Subject, case: Case, observed: Observed) -> Judgement | None:
@@ -107,158 +72,34 @@ def structure(subject: Subject, case: Case, observed: Observed) -> Judgement | N
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Weighed:
-    """One block judged: per form and output the largest ratio surely reached (``least``) and possibly reached
-    (``most``)."""
-
-    block: Block
-    least: NDArray[np.float64]
-    most: NDArray[np.float64]
-    errors: Mapping[str, Errors]
-    bounds: Sequence[Mapping[str, Bounded]]
-    exempt: int
-    convention: str
-
-
-def weigh(
-    subject: Subject,
-    case: Case,
-    block: Block,
-    outputs: Mapping[str, NDArray[Any]],
-    forms: Sequence[Contract],
-    bounds: Sequence[Mapping[str, Bounded]],
-) -> Weighed:
-    """Errors of one block against each form's bound, with the oracle made precise enough to decide.
-
-    bounds: those of the block as it is, by form; of a more precise one they are formed anew.
-    """
-    values = {n: block.take(n, v) for n, v in outputs.items() if block.holds(n)}
-    formats = {n: format_of(v) for n, v in values.items()}
-    convention = empty_rows(subject, case, block, values)
-    live = ~(block.empty | block.undefined)
-    for step, precision in enumerate((*PRECISIONS, None)):
-        found = {n: measure(v, _times(block.part(n), subject.nat(n)), formats[n]) for n, v in values.items()}
-        least, most, unsure, exempt = _ratios(found, bounds, live, subject, first=step == 0)
-        if precision is None or not unsure.any():
-            break
-        block = refine(case, block, unsure, precision)
-        bounds = bounds_of(case.op)(case, block, forms, formats)
-    counted = {n: _only(errors, live) for n, errors in found.items()}
-    return Weighed(block, least, most, counted, bounds, exempt, convention)
-
-
-def _ratios(
-    found: Mapping[str, Errors],
-    by_form: Sequence[Mapping[str, Bounded]],
-    live: NDArray[np.bool_],
-    subject: Subject,
-    *,
-    first: bool,
-) -> tuple[Float64Array, Float64Array, NDArray[np.bool_], int]:
-    """(least, most) ratio [form, output] over live elements; rows still undecided; elements exempt under the first
-    form."""
-    least, most = np.zeros((len(by_form), len(found))), np.zeros((len(by_form), len(found)))
-    straddling = np.zeros((len(by_form), len(live)), dtype=bool)
-    coarse = np.zeros(len(live), dtype=bool)
-    exempt = 0
-    for index, bounds in enumerate(by_form):
-        for place, (name, errors) in enumerate(found.items()):
-            bound = bounds[name].bound * subject.nat(name)
-            legal = bounds[name].may_overflow & ~errors.finite
-            use = live[:, None] & ~legal
-            low, high = _interval(errors, bound)
-            low, high = np.where(use, low, 0.0), np.where(use, high, 0.0)
-            least[index, place] = float(low.max(initial=0.0))
-            most[index, place] = float(high.max(initial=0.0))
-            straddling[index] |= ((low <= 1) & (high > 1)).any(axis=1)
-            if index == 0:
-                coarse |= (use & errors.finite & (errors.radius > bound / 100)).any(axis=1)
-                exempt += int((legal & live[:, None]).sum())
-    # Only the first form that may be kept needs an answer; the first question asked of the oracle is a hundredth of
-    # the bound.
-    unsure = straddling[_first_kept(least.max(axis=1))]
-    return least, most, unsure | coarse if first else unsure, exempt
-
-
-def _first_kept(ratios: Float64Array) -> int:
-    """The first form whose ratio is at most 1, else the one nearest to it."""
-    kept = np.flatnonzero(ratios <= 1)
-    return int(kept[0]) if len(kept) else int(np.argmin(ratios))
-
-
-def _interval(errors: Errors, bound: Float64Array) -> tuple[Float64Array, Float64Array]:
-    """(least, most) of |error| / bound; 0 / 0 is 0, a non-finite observation is inf, an unbounded enclosure (0,
-    inf)."""
-    with np.errstate(all="ignore"):
-        low = np.where(errors.absolute > errors.radius, (errors.absolute - errors.radius) / bound, 0.0)
-        high = np.where(errors.absolute + errors.radius > 0, (errors.absolute + errors.radius) / bound, 0.0)
-    low = np.where(errors.finite, np.where(np.isnan(low), 0.0, low), np.inf)
-    high = np.where(errors.finite & ~np.isnan(high), high, np.inf)
-    return np.where(errors.decided | ~errors.finite, low, 0.0), np.where(errors.decided, high, np.inf)
-
-
-def _times(exact: Enclosure, unit: float) -> Enclosure:
-    """The enclosure in another unit."""
-    if unit == 1:
-        return exact
-    hi = exact.hi * unit
-    return Enclosure(hi, exact.lo * unit, exact.rad * unit + np.abs(hi) * 2.0**-51)
-
-
-def _only(errors: Errors, live: NDArray[np.bool_]) -> Errors:
-    return replace(errors, counted=errors.counted & live[:, None])
-
-
-def conclude(subject: Subject, case: Case, weighed: list[Weighed], forms: Sequence[Contract], lower: Any) -> Judgement:
+def conclude(subject: Subject, case: Case, weighed: Weighed, forms: Sequence[Contract], lower: Any) -> Judgement:
     """One judgement from all blocks: the contract is kept if one form is kept by all of them."""
-    names = list(dict.fromkeys(n for w in weighed for n in w.errors))
-    least_by_output, most_by_output = (_by_output(weighed, names, pick) for pick in (_least, _most))
-    least, most = least_by_output.max(axis=1), most_by_output.max(axis=1)
-    best = _first_kept(most)
+    least, most, broken = weighed.least.max(axis=1), weighed.most.max(axis=1), weighed.convention
+    best = first_kept(most)
     by_form = {form.label: float(ratio) for form, ratio in zip(forms, most, strict=True)}
-    exempt = sum(w.exempt for w in weighed)
-    metrics = _metrics(weighed, best, exempt)
+    metrics = _metrics(weighed, best)
     worst = metrics.pop("worst", {})
-    compared = sum(int(e.counted.sum()) for w in weighed for e in w.errors.values())
-    broken = next((w.convention for w in weighed if w.convention), "")
+    compared = sum(int(pool.errors.counted.sum()) for pool in weighed.pools.values())
     common: dict[str, Any] = {"ratio": float(most[best]), "metrics": metrics, "forms": by_form, "worst": worst}
     if broken:
         return Judgement(Verdict.FAIL, Basis.EXACT, broken, **common)
     if most.min() <= 1:
-        if not compared or (exempt and exempt >= compared):
+        if not compared or (weighed.exempt and weighed.exempt >= compared):
             return Judgement(
                 Verdict.EXEMPT, Basis.DERIVED, "no element to which the contract promises a finite value", **common
             )
-        accepted = trivially_accepted(case, [(w.block, w.errors, w.bounds[best]) for w in weighed])
+        accepted = trivially_accepted(case, weighed, best)
         if accepted:
             return Judgement(Verdict.VACUOUS, Basis.DERIVED, f"the bound would also accept {accepted}", **common)
         return Judgement(Verdict.PASS, Basis.DERIVED, f"within the {forms[best].label} form's bound", **common)
     if least.min() > 1:
         common["ratio"] = float(least.min())
         kept = lower(subject.lower_presets())
-        broken_by = _broken(forms, names, least_by_output)
+        broken_by = _broken(forms, list(weighed.pools), weighed.least)
         detail = f"error is {least.min():.3g} times the bound of contract {forms[0].preset} ({broken_by})"
         detail += f"; it keeps {kept}" if kept else "; it keeps no lower preset of the ladder"
         return Judgement(Verdict.FAIL, Basis.DERIVED, detail, **common)
     return Judgement(Verdict.UNDECIDED, Basis.DERIVED, f"undecided at {PRECISIONS[-1]} bits", **common)
-
-
-def _least(weighed: Weighed) -> Float64Array:
-    return weighed.least
-
-
-def _most(weighed: Weighed) -> Float64Array:
-    return weighed.most
-
-
-def _by_output(weighed: list[Weighed], names: Sequence[str], pick: Callable[[Weighed], Float64Array]) -> Float64Array:
-    """[form, output]: the largest over the blocks that are a part of the output."""
-    columns = []
-    for name in names:
-        held = [pick(w)[:, list(w.errors).index(name)] for w in weighed if name in w.errors]
-        columns.append(np.max(held, axis=0))
-    return np.stack(columns, axis=1)
 
 
 def _broken(forms: Sequence[Contract], names: Sequence[str], least: Float64Array) -> str:
@@ -281,24 +122,23 @@ def _lower(subject: Subject, case: Case, observed: Observed, presets: Sequence[s
     """The strictest of ``presets`` that this case keeps, or an empty string."""
     for preset in presets:
         forms = declared_forms(case.op, preset, subject.dtype)
-        most = [w.most.max(axis=1) for w in weigh_all(subject, case, observed, forms, outputs)]
-        if np.max(most, axis=0).min() <= 1:
+        if weigh_all(subject, case, observed, forms, outputs).most.max(axis=1).min() <= 1:
             return preset
     return ""
 
 
-def _metrics(weighed: list[Weighed], form: int, exempt: int) -> dict[str, Any]:
-    result: dict[str, Any] = {"exempt": exempt}
+def _metrics(weighed: Weighed, form: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"exempt": weighed.exempt}
     places = []
-    for name in dict.fromkeys(n for w in weighed for n in w.errors):
-        held = [w for w in weighed if name in w.errors]
-        parts = [(w.errors[name], w.bounds[form][name].bound, None) for w in held]
-        pooled = summarise(parts).as_dict()
+    for name, pool in weighed.pools.items():
+        pooled = summarise([(pool.errors, pool.bounds[form], None)]).as_dict()
         place = pooled.pop("worst", None)
         result[name] = pooled
         if place is not None:
-            block = held[place.pop("part")].block
+            place.pop("part")
             row, column = place["index"]
+            index, row = pool.place(row)
+            block = weighed.blocks[index]
             place["index"] = [*block.index, int(block.rows[row]), column]
             places.append((float(pooled["bound_ratio"] or 0.0), {"output": name, **place}))
     if places:

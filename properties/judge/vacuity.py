@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
-import numpy as np
-
-from oracle.block import Block
-from oracle.bounds.bounded import Bounded
 from oracle.case import Case
-from oracle.error import Errors
 from oracle.ops.table import op_named
-from oracle.vacuity import trivial_outputs, vacuous
+from oracle.vacuity import VacuityPart, trivial_outputs, vacuous
+from properties.judge.weigh import Weighed
 
-Part = tuple[Block, Mapping[str, Errors], Mapping[str, Bounded]]
 
-
-def trivially_accepted(case: Case, parts: Sequence[Part]) -> str:
+def trivially_accepted(case: Case, weighed: Weighed, form: int) -> str:
     """Names of wrong trivial outputs that every bound of the case accepts, joined; an empty string if the check means
     something."""
-    names = [n for n in dict.fromkeys(n for _, errors, _ in parts for n in errors) if n != "lse"]
-    found = [_accepted(case, parts, name) for name in names]
-    # Where one output cannot be trivial the case means something.
-    return ", ".join(dict.fromkeys(name for accepted in found for name in accepted)) if all(found) else ""
+    found: list[str] = []
+    for name, pool in weighed.pools.items():
+        accepted = () if name == "lse" else vacuous(_parts(case, weighed, name, form), pool.errors.fmt)
+        # Where one output cannot be trivial the case means something.
+        if not accepted and name != "lse":
+            return ""
+        found += accepted
+    return ", ".join(dict.fromkeys(found))
 
 
-def _accepted(case: Case, parts: Sequence[Part], output: str) -> tuple[str, ...]:
-    judged = [(block, errors[output], bounds[output].bound) for block, errors, bounds in parts if output in errors]
-    shaped, op = [], op_named(case.op)
-    for block, errors, bound in judged:
-        rows = ~(block.empty | block.undefined)
-        exact = errors.enclosure.rows(rows)
-        own = op.trivial(case, block) if output == op.outputs[0] else {}
+def _parts(case: Case, weighed: Weighed, output: str, form: int) -> Iterator[VacuityPart]:
+    op, pool = op_named(case.op), weighed.pools[output]
+    for index, start, stop in pool.parts:
+        rows = pool.live[start:stop]
+        own = op.trivial(case, weighed.blocks[index]) if output == op.outputs[0] else {}
+        exact = pool.errors.enclosure.rows(slice(start, stop)).rows(rows)
         others = {name: e.rows(rows) for name, e in own.items()}
-        shaped.append((exact, np.broadcast_to(bound, errors.absolute.shape)[rows], trivial_outputs(exact, others)))
-    return vacuous(shaped, judged[0][1].fmt)
+        yield exact, pool.bounds[form, start:stop][rows], trivial_outputs(exact, others)

@@ -16,8 +16,9 @@ from oracle.formats import Float64Array, format_of
 from oracle.ops.contracts import preset_forms
 from properties.checks.metamorphic import Outputs, full_bounds, observe, same_bits
 from properties.judge.judgements import SLACK, draw_of, kept, purity
-from properties.judge.pipeline import certify, conclude, structure, weigh_all
+from properties.judge.pipeline import certify, conclude, structure
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
+from properties.judge.weigh import weigh_all
 from properties.ops.softmax.inputs import exact_multiple
 from properties.subject import Input, Subject
 
@@ -75,7 +76,7 @@ def _with_hidden_logs(subject: Subject, case: Case, held: Entries) -> Judgement:
     def lower(presets: tuple[str, ...]) -> str:
         def ratio(preset: str) -> float:
             weighed = weigh_all(subject, case, settled, preset_forms(case.op, preset), ("out",))
-            return float(np.max([w.most for w in weighed], axis=0).min())
+            return float(weighed.most.min())
 
         return next((preset for preset in presets if ratio(preset) <= 1), "")
 
