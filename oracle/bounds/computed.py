@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from oracle.block import Block
 from oracle.bounds import forward
 from oracle.bounds.landscape import Landscape, inflation, landscape
-from oracle.bounds.spread import Spread, spread
+from oracle.bounds.spread import Spread, spread, values_of
 from oracle.contract.constants import Constants, compound, dot_error
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
@@ -247,7 +247,7 @@ def spread_of(v: Computed, out: Enclosure, w: Weighed) -> Spread:
     """
     vague = v.rad.max(axis=0, initial=0.0)
     near = Enclosure(out.hi, out.lo, out.rad + vague)
-    found = spread(v.mid, near, [w.tilted.moved], w.land.visible)
+    found = spread(values_of(v.mid, out.hi), near, [w.tilted.moved], w.land.visible)
     return replace(found, largest=found.largest + vague, size=found.size + w.land.keys * vague)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,72 @@ from oracle.formats import Float64Array
 
 # Numbers of v [n, Dv] that are worked on at a time, so that they stay in cache.
 CACHED = 2**16
+# Of all pairs of an output and a value, how many may lie between zero and the output before they are too many to list.
+LISTED = 1 / 32
+
+
+# Products of a weight and a value from which on it pays to sort what lies near zero.
+MANY = 2**22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Near:
+    """Values [m] between zero and an output of their column, by column and in order, and their keys [m].
+
+    starts [Dv + 1]: where each column's begin. zero [Dv]: where each column's begin that are not negative.
+    """
+
+    keys: NDArray[np.int64]
+    values: Float64Array
+    starts: NDArray[np.int64]
+    zero: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """The v [n, Dv] of a head, as sums over its keys read them, whichever rows they are for.
+
+    both [n, 2 Dv]: signs (1 of zero) beside magnitudes. total, high, low [Dv]: sum of magnitudes, largest and smallest
+    entry. near: None where there are too many, or where it is not worth while.
+    """
+
+    v: Float64Array
+    both: Float64Array
+    total: Float64Array
+    high: Float64Array
+    low: Float64Array
+    near: Near | None
+
+    @property
+    def magnitude(self) -> Float64Array:
+        return self.both[:, self.v.shape[1] :]
+
+
+def values_of(v: Float64Array, out: Float64Array) -> Values:
+    """Of v [n, Dv], for rows of the outputs [r, Dv]."""
+    v = np.ascontiguousarray(v)
+    width = v.shape[1]
+    both = np.empty((len(v), 2 * width))
+    both[:, :width] = np.where(v < 0, -1.0, 1.0)
+    np.abs(v, out=both[:, width:])
+    high, low = v.max(axis=0, initial=-np.inf), v.min(axis=0, initial=np.inf)
+    near = _near(v, out) if len(out) * v.size >= MANY else None
+    return Values(v, both, both[:, width:].sum(axis=0), high, low, near)
+
+
+def _near(v: Float64Array, out: Float64Array) -> Near | None:
+    low, high = np.fmin.reduce(out, axis=0, initial=0.0), np.fmax.reduce(out, axis=0, initial=0.0)
+    between = v >= low
+    between &= v < high
+    if np.count_nonzero(between) > v.size / 4:
+        return None
+    key, column = np.nonzero(between)
+    values = v[between]
+    order = np.lexsort((values, column))
+    key, column, values = key[order], column[order], values[order]
+    starts = np.searchsorted(column, np.arange(v.shape[1] + 1))
+    negative = np.bincount(column[values < 0], minlength=v.shape[1])
+    return Near(key, values, starts, starts[:-1] + negative)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,29 +98,83 @@ class Spread:
     magnitudes: list[Float64Array]
 
 
-def spread(v: Float64Array, out: Enclosure, weights: Sequence[Float64Array], visible: NDArray[np.bool_]) -> Spread:
-    """v [n, Dv], out [r, Dv], each weight [r, n] (zero where not visible) -> all [r, Dv]."""
-    rows, width = out.hi.shape
-    across, magnitude = np.ascontiguousarray(v.T), np.abs(v)
+def spread(x: Values, out: Enclosure, weights: Sequence[Float64Array], visible: NDArray[np.bool_]) -> Spread:
+    """Of values v [n, Dv], out [r, Dv], each weight [r, n] (zero where not visible) -> all [r, Dv]."""
+    (rows, width), keys = out.hi.shape, len(x.v)
     everything = bool(visible.all())
-    count = np.full((rows, 1), len(v)) if everything else visible.sum(axis=1, keepdims=True)
-    size = np.tile(magnitude.sum(axis=0), (rows, 1)) if everything else visible.astype(np.float64) @ magnitude
-    high, low = _extremes(across, visible)
+    count = np.full((rows, 1), keys) if everything else visible.sum(axis=1, keepdims=True)
+    size = np.tile(x.total, (rows, 1)) if everything else visible.astype(np.float64) @ x.magnitude
+    high, low = (x.high, x.low) if everything else _extremes(x, visible)
     reach = out.rad + np.abs(out.lo)
     largest = np.where(count > 0, np.maximum(np.abs(high), np.abs(low)), 0.0)
     farthest = np.where(count > 0, np.maximum(high - out.hi, out.hi - low) + reach, 0.0)
-    both = np.hstack([v, magnitude])
+    between = None if x.near is None else _between(x.near, out.hi, keys)
+    raised = _raised(x.v, out.hi, weights) if between is None else None
     weighted, magnitudes = [], []
-    for weight, sums in zip(weights, _raised(np.ascontiguousarray(v), out.hi, weights), strict=True):
+    for index, weight in enumerate(weights):
         whole = weight.sum(axis=1, keepdims=True)
-        products = weight @ both
-        plain, size_of = products[:, :width], products[:, width:]
-        # |v - O| = 2 max(v, O) - v - O; what the three sums may have rounded off, and then cancelled.
-        slack = 2.0**-50 * (len(v) + 8) * (size_of + whole * np.abs(out.hi))
-        weighted.append(np.maximum(2 * sums - plain - whole * out.hi, 0.0) + slack + whole * reach)
+        if between is not None:
+            # |v - O| = |v| - O sign(v), but for a v between zero and O: there |v - O| is missing twice.
+            products = weight @ x.both
+            size_of = products[:, width:]
+            apart = size_of - products[:, :width] * out.hi + 2 * between.sums(weight)
+        else:
+            # |v - O| = 2 max(v, O) - v - O.
+            assert raised is not None
+            size_of = weight @ x.magnitude
+            apart = 2 * raised[index] - weight @ x.v - whole * out.hi
+        # What the three sums may have rounded off, and then cancelled.
+        slack = 2.0**-50 * (keys + 8) * (size_of + whole * np.abs(out.hi))
+        weighted.append(np.maximum(apart, 0.0) + slack + whole * reach)
         magnitudes.append(size_of)
     distance = np.minimum(size + count * (np.abs(out.hi) + reach), count * farthest)
     return Spread(weighted, distance, farthest, size, largest, magnitudes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Between:
+    """Values between zero and the output, of all outputs [r, Dv] one after another: places in [r, n], |v - O|.
+
+    starts: where those of each output that has some begin; which: which outputs these are.
+    """
+
+    shape: tuple[int, int]
+    places: NDArray[np.int64]
+    gaps: Float64Array
+    starts: NDArray[np.int64]
+    which: NDArray[np.int64]
+
+    def sums(self, weight: Float64Array) -> Float64Array:
+        """sum w |v - O| over them: [r, Dv]."""
+        sums = np.zeros(self.shape)
+        if len(self.starts):
+            terms = weight.ravel()[self.places]
+            terms *= self.gaps
+            sums.ravel()[self.which] = np.add.reduceat(terms, self.starts)
+        return sums
+
+
+def _between(near: Near, out: Float64Array, keys: int) -> Between | None:
+    """None if there are too many."""
+    rows, width = out.shape
+    at = np.empty((rows, width), dtype=np.int64)
+    for column, (start, stop) in enumerate(pairwise(near.starts.tolist())):
+        at[:, column] = start + np.searchsorted(near.values[start:stop], out[:, column])
+    at = np.where(np.isnan(out), near.zero, at)
+    first = np.minimum(at, near.zero).ravel()
+    counts = (np.maximum(at, near.zero).ravel()) - first
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    if total > LISTED * out.size * keys:
+        return None
+    begin = ends - counts
+    index = np.arange(total)
+    index += np.repeat(first - begin, counts)
+    gaps = np.abs(near.values[index] - np.repeat(out.ravel(), counts))
+    places = near.keys[index]
+    places += np.repeat(np.repeat(np.arange(rows) * keys, width), counts)
+    which = np.flatnonzero(counts)
+    return Between((rows, width), places, gaps, begin[which], which)
 
 
 def _raised(v: Float64Array, out: Float64Array, weights: Sequence[Float64Array]) -> Float64Array:
@@ -71,21 +192,19 @@ def _raised(v: Float64Array, out: Float64Array, weights: Sequence[Float64Array])
     return sums.transpose(1, 0, 2)
 
 
-def _extremes(across: Float64Array, visible: NDArray[np.bool_]) -> tuple[Float64Array, Float64Array]:
-    """Largest and smallest visible entry: across [Dv, n], visible [r, n] -> two of [r, Dv]; -inf and inf for an empty
-    row."""
+def _extremes(x: Values, visible: NDArray[np.bool_]) -> tuple[Float64Array, Float64Array]:
+    """Largest and smallest visible entry of each column: two of [r, Dv]; -inf and inf for an empty row."""
     rows, n = visible.shape
-    high, low = np.full((rows, len(across)), -np.inf), np.full((rows, len(across)), np.inf)
+    high, low = np.full((rows, x.v.shape[1]), -np.inf), np.full((rows, x.v.shape[1]), np.inf)
     count = np.asarray(visible.sum(axis=1))
     last = np.where(count > 0, n - np.argmax(visible[:, ::-1], axis=1), 0)
     whole, run = count == n, (count == last) & (count > 0) & (count < n)
-    if whole.any():
-        high[whole], low[whole] = across.max(axis=1, initial=-np.inf), across.min(axis=1, initial=np.inf)
+    high[whole], low[whole] = x.high, x.low
     if run.any():
         # Keys from the first on, as under a causal mask: running extremes serve all rows.
-        high[run] = np.maximum.accumulate(across, axis=1)[:, count[run] - 1].T
-        low[run] = np.minimum.accumulate(across, axis=1)[:, count[run] - 1].T
+        high[run] = np.maximum.accumulate(x.v, axis=0)[count[run] - 1]
+        low[run] = np.minimum.accumulate(x.v, axis=0)[count[run] - 1]
     for i in np.flatnonzero(~whole & ~run & (count > 0)):
-        seen = across[:, visible[i]]
-        high[i], low[i] = seen.max(axis=1), seen.min(axis=1)
+        seen = x.v[visible[i]]
+        high[i], low[i] = seen.max(axis=0), seen.min(axis=0)
     return high, low

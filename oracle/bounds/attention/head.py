@@ -19,7 +19,8 @@ class Head:
     """One head's numbers: q [r, D], k [n, D], v [n, Dv], the magnitudes of the last two, |bias| [r, n] or None.
 
     With a sink the last key is its. common [r, 1] or None: how much larger a kernel's scores may be, a whole row alike.
-    descaled: whether q, k, v are stored numbers times factors. joins: how many additive terms there are.
+    descaled: whether q, k, v are stored numbers times factors. joins: how many additive terms there are. v_largest: of
+    all magnitudes of v.
     """
 
     q: Float64Array
@@ -36,6 +37,7 @@ class Head:
     common: Float64Array | None = None
     descaled: bool = False
     joins: int = 0
+    v_largest: float = 0.0
 
     def of_rows(self, rows: slice) -> Head:
         bias, common = (None if a is None else a[rows] for a in (self.bias, self.common))
@@ -50,13 +52,13 @@ def numbers(case: Case, block: Block) -> Head:
         # The sink's key: its raw score is 0, its value too.
         k, v = (np.vstack([a, np.zeros((1, a.shape[1]))]) for a in (k, v))
         bias = None if bias is None else np.pad(bias, [(0, 0), (0, 1)])
-    cap = case.options.get("softcap")
+    cap, v_magnitude = case.options.get("softcap"), np.abs(v)
     return Head(
         x.q,
         k,
         v,
         np.abs(k),
-        np.abs(v),
+        v_magnitude,
         bias,
         abs(scale_float(case)) * (1 + 2.0**-50),
         format_of(case.arrays["q"]),
@@ -66,6 +68,7 @@ def numbers(case: Case, block: Block) -> Head:
         common,
         any(case.options.get(name) is not None for name in DESCALES),
         (x.bias is not None) + (x.slope is not None),
+        float(v_magnitude.max(initial=0.0)),
     )
 
 

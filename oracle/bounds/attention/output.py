@@ -24,7 +24,7 @@ from oracle.bounds.attention.overflow import rows_may_overflow
 from oracle.bounds.attention.scores import score_error
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.landscape import Landscape, inflation, landscape
-from oracle.bounds.spread import spread
+from oracle.bounds.spread import Values, spread, values_of
 from oracle.case import Case
 from oracle.contract.constants import Constants, compound, constants, dot_error
 from oracle.contract.contract import Contract
@@ -42,10 +42,11 @@ def bounds(
     whole = numbers(case, block)
     observed = formats.get("out", whole.input_format), formats.get("lse", FORMATS["fp32"])
     parts = []
-    for head, piece in _pieces(whole, block, SUMMED, ROWS):
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        values = values_of(whole.v, block.part("out").hi)
+        for head, piece in _pieces(whole, block, SUMMED, ROWS):
             weighed = [weigh(*small, forms, observed[1]) for small in _pieces(head, piece, CACHED, 1)]
-            parts.append((_outputs(head, piece, weighed, forms, observed[0]), weighed))
+            parts.append((_outputs(head, values, piece, weighed, forms, observed[0]), weighed))
     return [
         {
             "out": _stacked([out[index] for out, _ in parts]),
@@ -85,7 +86,8 @@ class Errors:
 def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[Format, Format]) -> list[Errors]:
     """One per form, for a block whose rows are those of ``head``; observed formats of O and L."""
     made = weigh(head, block, forms, observed[1])
-    outputs = _outputs(head, block, [made], forms, observed[0])
+    values = values_of(head.v, block.part("out").hi)
+    outputs = _outputs(head, values, block, [made], forms, observed[0])
     return [
         Errors(f.constants, made.land, f.group.eps, f.rho, out, f.lse, f.broken)
         for f, out in zip(made.forms, outputs, strict=True)
@@ -194,7 +196,12 @@ def _scores_key(c: Constants, stores: int, dot: float) -> Hashable:
 
 
 def _outputs(
-    head: Head, block: Block, weighed: list[Weighed], forms: Sequence[Contract], out_format: Format
+    head: Head,
+    values: Values,
+    block: Block,
+    weighed: list[Weighed],
+    forms: Sequence[Contract],
+    out_format: Format,
 ) -> list[Bounded]:
     """Bounds of O [r, Dv], one per form; ``weighed``: the rows of the block, a few at a time."""
     out, land = block.part("out"), weighed[0].land
@@ -205,11 +212,11 @@ def _outputs(
     weights = [_rows([w.groups[g].tilted.moved for w in weighed]) for g in groups]
     p = _rows([w.land.p for w in weighed])
     lifted = any(f.tilted.even for f in weighed[0].forms)
-    found = spread(head.v, out, [*weights, p] if lifted else weights, _visible(block, head))
-    p_size = found.magnitudes[-1] if lifted else p @ head.v_magnitude
+    found = spread(values, out, [*weights, p] if lifted else weights, _visible(block, head))
+    p_size = found.magnitudes[-1] if lifted else p @ values.magnitude
     grow = inflation(land, head.q.shape[1])
     # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
-    endless = ~np.isfinite(4 * head.v_magnitude.sum(axis=0))
+    endless = ~np.isfinite(4 * values.total)
     results, size_of_out = [], out.upper_abs()
     for index, form in enumerate(forms):
         rows = [w.forms[index] for w in weighed]

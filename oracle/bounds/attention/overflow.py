@@ -46,8 +46,7 @@ def rows_may_overflow(
         total = weights.sum(axis=1, keepdims=True)
         weights = weights / np.where(total > 0, total, 1.0)
         before = grown * (1.0 if contract.weights.normalised else np.exp(contract.sums.lag) * total)
-    most = float(head.v_magnitude.max(initial=0.0))
-    if not np.all(before * most < sums_limit):
+    if not np.all(before * head.v_largest < sums_limit):
         sums = (np.where(land.visible, weights, 0.0) @ head.v_magnitude) * before
         broken |= ~(sums < sums_limit).all(axis=1, keepdims=True)
     if contract.sums.row_sum not in ("unrounded", "rounded"):

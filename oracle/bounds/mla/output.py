@@ -42,7 +42,7 @@ from oracle.block import Block
 from oracle.bounds import forward
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.landscape import Landscape, inflation, landscape
-from oracle.bounds.spread import Spread, spread
+from oracle.bounds.spread import Spread, spread, values_of
 from oracle.case import Case
 from oracle.contract.constants import (
     Constants,
@@ -213,7 +213,7 @@ def bounds(
         # v is known to within v_rad only: the widest of each column widens all distances |v - O|.
         vague = sizes.v_rad.max(axis=0, initial=0.0)
         near = Enclosure(out.hi, out.lo, out.rad + vague)
-        found = spread(sizes.v_mid, near, [form.tilted.moved for form in prepared], land.visible)
+        found = spread(values_of(sizes.v_mid, out.hi), near, [form.tilted.moved for form in prepared], land.visible)
         found = replace(found, largest=found.largest + vague, size=found.size + land.keys * vague)
         grow = inflation(land, 2 * sum(a.w_uk.shape) + a.q_pe.shape[1] + a.w_uv.shape[0])
         results = []
