@@ -5,7 +5,7 @@ Within a block every output row is independent of the others, so that any subset
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,21 +17,24 @@ from oracle.arithmetic.base import Arithmetic
 from oracle.enclosure import Enclosure
 
 Rows = NDArray[np.int64]
+Key = tuple[Any, ...]
+"""What names a head, its index; of several that are evaluated at once (a *stack*) int64 [n] axis by axis."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """One head evaluated on some of its rows.
+    """One head evaluated on some of its rows, or a stack of heads: then all arrays but ``rows`` have a leading axis.
 
     key: names the block; unless ``at`` says otherwise, its index in the leading dimensions of the outputs. rows [r]:
     which rows. values: the op's named parts as opaque values of ``ar``. empty [r]: rows without a visible key.
     undefined [r]: rows that read a NaN or inf, whose exact value does not exist. visible [r, n] or None. patches:
     parts replaced row by row at higher precision. outputs: those that this block is a part of (None: all of the op's),
     where different outputs have rows of different kinds, as the gradients of queries and of keys have. places: output
-    -> index of the block's part of it, where one index is not that of all outputs.
+    -> index of the block's part of it, where one index is not that of all outputs. stack: the one that the block is
+    of, and which of its heads.
     """
 
-    key: tuple[int, ...]
+    key: Key
     rows: Rows
     ar: Arithmetic[Any]
     values: Mapping[str, Any]
@@ -41,7 +44,8 @@ class Block:
     patches: Mapping[str, Enclosure] = field(default_factory=dict)
     at: tuple[int, ...] | None = None
     outputs: tuple[str, ...] | None = None
-    places: Mapping[str, tuple[int | slice, ...]] = field(default_factory=dict)
+    places: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    stack: tuple[Block, int] | None = None
     _parts: dict[str, Enclosure] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -74,9 +78,29 @@ class Block:
         if name in self.patches:
             return self.patches[name]
         if name not in self._parts:
-            with self.ar.working():
-                self._parts[name] = Enclosure(*self.ar.to_enclosure(self.values[name]))
+            if self.stack is not None:
+                whole, place = self.stack
+                self._parts[name] = whole.part(name).rows(place)
+            else:
+                with self.ar.working():
+                    self._parts[name] = Enclosure(*self.ar.to_enclosure(self.values[name]))
         return self._parts[name]
+
+    def apart(self, keys: Sequence[tuple[int, ...]]) -> list[Block]:
+        """The blocks of the heads that a stack consists of, named by ``keys``."""
+        return [
+            replace(
+                self,
+                key=key,
+                values={name: _taken(value, place) for name, value in self.values.items()},
+                empty=self.empty[place],
+                undefined=self.undefined[place],
+                visible=None if self.visible is None else self.visible[place],
+                places={name: _index(index, place) for name, index in self.places.items()},
+                stack=(self, place),
+            )
+            for place, key in enumerate(keys)
+        ]
 
     def weight(self) -> int:
         """About how many bytes the block takes, parts that were asked for included."""
@@ -102,12 +126,25 @@ class Block:
             undefined=undefined,
             visible=visible,
             patches=patches,
+            stack=None,
         )
 
 
+def _taken(value: Any, place: int) -> Any:
+    """One head of a stack's value."""
+    if isinstance(value, Ball):
+        return Ball(value.mid[place], *(r[place] if np.ndim(r) > 2 else r for r in (value.rad, value.rel)))
+    return value[place]
+
+
+def _index(index: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+    """One head's of a stack's."""
+    return tuple(int(i[place]) if isinstance(i, np.ndarray) else i for i in index)
+
+
 def _height(value: Any) -> int:
-    return int((value.mid if isinstance(value, Ball) else value).shape[0])
+    return int((value.mid if isinstance(value, Ball) else value).shape[-2])
 
 
 def _width(value: Any) -> int:
-    return int((value.mid if isinstance(value, Ball) else value).shape[1])
+    return int((value.mid if isinstance(value, Ball) else value).shape[-1])

@@ -6,8 +6,9 @@ puts them in place, in the manner of Ziv's adaptive evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from oracle.arithmetic.base import Arithmetic
 from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.enclosure import Enclosure
+from oracle.ops.op import Op
 from oracle.ops.table import op_named
 from oracle.store.kept import current
 from oracle.store.keys import key_of
 
+CACHED = 2**15
+"""Pairs of rows and keys that are evaluated at once at most; a larger block is evaluated alone."""
 PRECISIONS = (128, 256, 512, 1024)
 """Precisions of arb, in bits, tried in turn before an element counts as UNDECIDED."""
 
@@ -70,14 +74,42 @@ def _enclosed(
     arithmetic: Arithmetic[Any],
 ) -> list[Block]:
     op = op_named(case.op)
-    result = []
+    asked = []
     for key in op.blocks(case) if blocks is None else blocks:
         chosen = rows.get(key) if isinstance(rows, Mapping) else rows
         count = op.row_count(case, key)
         index = np.arange(count, dtype=np.int64) if chosen is None else np.asarray(chosen, dtype=np.int64)
-        with arithmetic.working():
-            result.append(op.evaluate(arithmetic, case, key, index))
+        asked.append((key, index))
+    result: list[Block] = []
+    with arithmetic.working():
+        for keys, index in stacked(op, case, asked) if arithmetic.stacks else [([key], index) for key, index in asked]:
+            if len(keys) == 1:
+                result.append(op.evaluate(arithmetic, case, keys[0], index))
+            else:
+                result.extend(op.evaluate(arithmetic, case, as_one(keys), index).apart(keys))
     return result
+
+
+def stacked(
+    op: Op, case: Case, asked: Sequence[tuple[tuple[int, ...], Rows]]
+) -> Iterator[tuple[list[tuple[int, ...]], Rows]]:
+    """Neighbouring blocks that may be evaluated at once, with their rows: as many small ones as stay in cache."""
+
+    def alike(item: tuple[tuple[int, ...], Rows]) -> Hashable:
+        key, rows = item
+        return key if op.together is None else (op.together(case, key), rows.tobytes())
+
+    for _, same in groupby(asked, alike):
+        (key, rows), *others = same
+        keys = [key, *(other for other, _ in others)]
+        many = max(1, CACHED // max(1, len(rows) * op.width(case, key)))
+        for start in range(0, len(keys), many):
+            yield keys[start : start + many], rows
+
+
+def as_one(keys: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int64], ...]:
+    """The key of a stack."""
+    return tuple(np.array(keys, dtype=np.int64).T)
 
 
 def refine(case: Case, block: Block, which: NDArray[np.bool_], precision: int) -> Block:

@@ -3,7 +3,7 @@
 A ball matrix is a float64 midpoint with two radii that broadcast against it: the exact entry x satisfies
 ``|x - mid| <= rad + rel * |mid|``. Radii are usually one number a row, so a large matrix costs hardly more than its
 plain evaluation: the radius of a dot product comes from the norms of the two vectors (Cauchy-Schwarz, or Hoelder's
-1-inf pair where that is smaller), not from a second matrix product.
+1-inf pair where that is smaller), not from a second matrix product. Leading axes are heads that are evaluated at once.
 
 What is assumed, and where it is tested:
 
@@ -35,6 +35,8 @@ U = 2.0**-53
 UP = 1.0 + 2.0**-44
 TINY = 2.0**-1000
 SMALLEST, ONE = 5e-324, 1.0
+# Numbers whose squares are summed as they are.
+LEAST_PLAIN, MOST_PLAIN = 2.0**-300, 2.0**299
 EXP_REL = 2.0**-50
 LOG_REL = 2.0**-50
 TANH_REL = 2.0**-50
@@ -46,7 +48,7 @@ ANGLE_RADIX = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ball:
-    """Midpoints ``[rows, columns]`` and radii that broadcast to them: absolute ``rad``, relative ``rel``."""
+    """Midpoints ``[..., rows, columns]`` and radii that broadcast to them: absolute ``rad``, relative ``rel``."""
 
     mid: Float64Array
     rad: Any = 0.0
@@ -71,26 +73,21 @@ def _gamma(n: int) -> float:
 
 
 def _norm2(x: Float64Array, axis: int) -> Float64Array:
-    """Upper bound of the Euclidean norms along ``axis``, keepdims; safe from overflow and underflow."""
-    top = float(np.max(np.abs(x))) if x.size else 0.0
-    if not np.isfinite(top):
-        return np.full(_kept(x, axis), np.inf)
-    scale = 2.0 ** int(np.clip(np.frexp(top)[1], -1000, 1000)) if top > 0 else 1.0
-    if 2.0**-300 < scale < 2.0**300:
-        scale = 1.0
-        y = x
-    else:
-        y = x / scale
+    """Upper bound of the Euclidean norms along ``axis`` (-1 or -2), keepdims; safe from overflow and underflow."""
+    n, subscripts = x.shape[axis], "...ij,...ij->...i" if axis == -1 else "...ij,...ij->...j"
+    top = np.abs(x).max(axis=(-2, -1), keepdims=True, initial=0.0)
+    if np.all((top >= LEAST_PLAIN) & (top < MOST_PLAIN)):
+        square = np.expand_dims(np.einsum(subscripts, x, x), axis)
+        return np.asarray(np.sqrt(square) * (1 + (n + 8) * 2 * U) + 2.0**-510 * n)
+    scale = np.where(top > 0, np.ldexp(1.0, np.clip(np.frexp(top)[1], -1000, 1000)), 1.0)
+    scale = np.where((scale > 2.0**-300) & (scale < 2.0**300), 1.0, scale)
+    y = x / scale
     # Scaling by a power of two is exact but for entries far below the largest, and squares below 2^-1022 may be lost:
     # together they hide at most 2^-511 scale for each entry. Rounding a subnormal norm takes away at most 2^-1075.
-    lost = max(scale * 2.0**-510, 2.0**-1073) if top > 0 else TINY
-    square = np.einsum("ij,ij->i" if axis == 1 else "ij,ij->j", y, y)
-    n = x.shape[axis]
-    return np.asarray(np.expand_dims(np.sqrt(square), axis) * (scale * (1 + (n + 8) * 2 * U)) + lost * n)
-
-
-def _kept(x: Float64Array, axis: int) -> tuple[int, int]:
-    return (x.shape[0], 1) if axis == 1 else (1, x.shape[1])
+    lost = np.where(top > 0, np.maximum(scale * 2.0**-510, 2.0**-1073), TINY)
+    square = np.expand_dims(np.einsum(subscripts, y, y), axis)
+    norms = np.sqrt(square) * (scale * (1 + (n + 8) * 2 * U)) + lost * n
+    return np.where(np.isfinite(top), norms, np.inf)
 
 
 def _norm1(x: Float64Array, axis: int) -> Float64Array:
@@ -106,10 +103,12 @@ def _row_absolute(a: Ball, *, within: float = 2.0**30) -> Any:
     """The radius of ``a`` without a relative part: one number a row where the row's range allows that."""
     if _zero(a.rel):
         return a.rad
-    if a.mid.shape[1] > 1:
-        top = _norm_inf(a.mid, 1)
-        if np.all(top < within):
-            return (a.rad + np.max(a.rel, axis=-1, keepdims=True) * top) * UP + TINY
+    if a.mid.shape[-1] > 1:
+        top = _norm_inf(a.mid, -1)
+        calm = (top < within).all(axis=-2, keepdims=True)
+        if calm.any():
+            of_rows = (a.rad + np.max(a.rel, axis=-1, keepdims=True) * top) * UP + TINY
+            return of_rows if calm.all() else np.where(calm, of_rows, (a.rad + a.rel * np.abs(a.mid)) * UP + TINY)
     return (a.rad + a.rel * np.abs(a.mid)) * UP + TINY
 
 
@@ -125,6 +124,7 @@ class BallArithmetic:
     """`oracle.arithmetic.base.Arithmetic` on balls. Angles are computed in arb at 160 bits."""
 
     name: str = "ball"
+    stacks: bool = True
 
     @property
     def angles(self) -> ScalarArithmetic:
@@ -156,7 +156,7 @@ class BallArithmetic:
         if b.mid.size > a.mid.size:
             a, b = b, a
         mid = a.mid * b.mid
-        if not np.all(b.mid) or (np.shape(b.rad) == b.mid.shape and b.mid.shape[1] > 1):
+        if not np.all(b.mid) or (np.shape(b.rad) == b.mid.shape and b.mid.shape[-1] > 1):
             # A zero factor has no relative radius, and one near zero (a cosine) would spread a large one to its row:
             # both radii become absolute.
             ra, rb = a.radius(), b.radius()
@@ -179,40 +179,40 @@ class BallArithmetic:
         return Ball(a.mid / b.mid, out.rad, out.rel + 4 * U)
 
     def matmul(self, a: Ball, b: Ball, stage: str) -> Ball:
-        k = a.mid.shape[1]
+        k = a.mid.shape[-1]
         mid = a.mid @ b.mid
-        a2, b2 = _norm2(a.mid, 1), _norm2(b.mid, 0)
+        a2, b2 = _norm2(a.mid, -1), _norm2(b.mid, -2)
         gamma = _gamma(k)
-        if _exact(a) and _exact(b) and mid.size > 2**16 and mid.shape[1] >= k:
+        if _exact(a) and _exact(b) and mid.shape[-2] * mid.shape[-1] > 2**16 and mid.shape[-1] >= k:
             # A wide product of exact inputs (scores): one radius a row, from the longest column.
             # gamma comes last: a product that underflows then loses less than TINY, one that overflows is undecided.
-            return Ball(mid, a2 * float(np.max(b2)) * gamma * UP + k * TINY, 0.0)
+            return Ball(mid, a2 * b2.max(axis=-1, keepdims=True) * gamma * UP + k * TINY, 0.0)
         size = a2 * b2
         if k > 64:
             # Peaked rows: ||p||_1 ||v||_inf is up to sqrt(k) smaller than the Euclidean product.
-            size = np.minimum(size, _norm1(a.mid, 1) * _norm_inf(b.mid, 0))
+            size = np.minimum(size, _norm1(a.mid, -1) * _norm_inf(b.mid, -2))
         rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
-        rel_b = np.max(b.rel, axis=0, keepdims=True) if np.ndim(b.rel) else b.rel
+        rel_b = np.max(b.rel, axis=-2, keepdims=True) if np.ndim(b.rel) else b.rel
         rad = (size + TINY) * ((1 + rel) * (1 + rel_b) * (1 + gamma) - 1 + 4 * U)
         # The absolute parts meet the other operand's norms.
-        a_rad = _norm2(np.broadcast_to(a.rad, a.mid.shape), 1) if not _zero(a.rad) else 0.0
-        b_rad = _norm2(np.broadcast_to(b.rad, b.mid.shape), 0) if not _zero(b.rad) else 0.0
+        a_rad = _norm2(np.broadcast_to(a.rad, a.mid.shape), -1) if not _zero(a.rad) else 0.0
+        b_rad = _norm2(np.broadcast_to(b.rad, b.mid.shape), -2) if not _zero(b.rad) else 0.0
         cross = a_rad * (b2 * (1 + rel_b)) + b_rad * (a2 * (1 + rel)) + a_rad * b_rad
         return Ball(mid, (rad + cross) * UP + k * TINY, 0.0)
 
     def transpose(self, a: Ball) -> Ball:
-        return Ball(a.mid.T, _turn(a.rad), _turn(a.rel))
+        return Ball(a.mid.swapaxes(-1, -2), _turn(a.rad), _turn(a.rel))
 
     def exp(self, a: Ball) -> Ball:
         mid = np.exp(a.mid)
-        low = a.mid.min(axis=1, keepdims=True, initial=0.0)
+        low = a.mid.min(axis=-1, keepdims=True, initial=0.0)
         if _zero(a.rel):
             shift = a.rad
         else:
             # Exponents below the floor count as zero with TINY, so their relative radius need not reach the row.
             narrow = float(np.max(a.rel)) < 2.0**-10
             deep = np.maximum(low, EXP_FLOOR - 40.0) if narrow else low
-            top = np.maximum(a.mid.max(axis=1, keepdims=True, initial=0.0), -deep)
+            top = np.maximum(a.mid.max(axis=-1, keepdims=True, initial=0.0), -deep)
             shift = (a.rad + np.max(np.atleast_1d(a.rel), axis=-1, keepdims=True) * top) * UP
         # exp(-inf) looks like an exact zero, but a midpoint that overflowed to -inf says nothing of its exponent.
         # Nor does a row with a nan, behind which the minimum does not show it.
@@ -239,23 +239,23 @@ class BallArithmetic:
 
     def row_max(self, a: Ball, visible: NDArray[Any]) -> Ball:
         if bool(np.all(visible)):
-            top = a.mid.max(axis=1, keepdims=True) if a.mid.shape[1] else np.zeros((a.mid.shape[0], 1))
+            top = a.mid.max(axis=-1, keepdims=True) if a.mid.shape[-1] else np.zeros((*a.mid.shape[:-1], 1))
         else:
-            top = np.max(a.mid, axis=1, keepdims=True, where=np.broadcast_to(visible, a.mid.shape), initial=-np.inf)
+            top = np.max(a.mid, axis=-1, keepdims=True, where=np.broadcast_to(visible, a.mid.shape), initial=-np.inf)
         return Ball(np.where(np.isneginf(top), 0.0, top))
 
     def maximum(self, a: Ball, b: Ball) -> Ball:
         return Ball(np.maximum(a.mid, b.mid))
 
     def row_sum(self, a: Ball, stage: str) -> Ball:
-        n = a.mid.shape[1]
-        mid = a.mid.sum(axis=1, keepdims=True)
+        n = a.mid.shape[-1]
+        mid = a.mid.sum(axis=-1, keepdims=True)
         gamma = _gamma(n)
         if float(a.mid.min(initial=0.0)) >= 0:
             rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
             rel = (((1 + rel) * (1 + gamma)) / (1 - gamma) - 1) * UP + 4 * U
             return Ball(mid, _row_total(a.rad, n) * UP + TINY, rel)
-        size = _norm1(a.mid, 1)
+        size = _norm1(a.mid, -1)
         rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
         return Ball(mid, (_row_total(a.rad, n) + size * ((1 + rel) * (1 + gamma) - 1 + 4 * U)) * UP + TINY, 0.0)
 
@@ -305,17 +305,17 @@ class BallArithmetic:
 
     def columns(self, a: Ball, start: int, stop: int, step: int = 1) -> Ball:
         part = (slice(None), slice(start, stop, step))
-        return Ball(a.mid[part], _cut(a.rad, a.mid.shape, part), _cut(a.rel, a.mid.shape, part))
+        return Ball(a.mid[..., *part], _cut(a.rad, a.mid.shape, part), _cut(a.rel, a.mid.shape, part))
 
     def rows(self, a: Ball, start: int, stop: int) -> Ball:
         part = (slice(start, stop), slice(None))
-        return Ball(a.mid[part], _cut(a.rad, a.mid.shape, part), _cut(a.rel, a.mid.shape, part))
+        return Ball(a.mid[..., *part], _cut(a.rad, a.mid.shape, part), _cut(a.rel, a.mid.shape, part))
 
     def hstack(self, parts: list[Ball]) -> Ball:
         return Ball(
-            np.hstack([p.mid for p in parts]),
-            np.hstack([np.broadcast_to(p.rad, p.mid.shape) for p in parts]),
-            np.hstack([np.broadcast_to(p.rel, p.mid.shape) for p in parts]),
+            np.concatenate([p.mid for p in parts], axis=-1),
+            np.concatenate([np.broadcast_to(p.rad, p.mid.shape) for p in parts], axis=-1),
+            np.concatenate([np.broadcast_to(p.rel, p.mid.shape) for p in parts], axis=-1),
         )
 
     def round(self, a: Ball, stage: str) -> Ball:
@@ -335,17 +335,17 @@ def _exact(a: Ball) -> bool:
 
 
 def _row_total(rad: Any, n: int) -> Any:
-    if np.ndim(rad) == 2 and np.shape(rad)[1] == n:
-        return np.sum(rad, axis=1, keepdims=True) * (1 + (n + 2) * 2 * U)
+    if np.ndim(rad) >= 2 and np.shape(rad)[-1] == n:
+        return np.sum(rad, axis=-1, keepdims=True) * (1 + (n + 2) * 2 * U)
     return n * np.asarray(rad)
 
 
 def _turn(r: Any) -> Any:
-    return r.T if np.ndim(r) == 2 else r
+    return r.swapaxes(-1, -2) if np.ndim(r) >= 2 else r
 
 
 def _cut(r: Any, shape: tuple[int, ...], part: tuple[slice, slice]) -> Any:
-    if np.ndim(r) != 2:
+    if np.ndim(r) < 2:
         return r
-    rows, columns = r.shape
-    return r[part[0] if rows == shape[0] else slice(None), part[1] if columns == shape[1] else slice(None)]
+    rows, columns = r.shape[-2:]
+    return r[..., part[0] if rows == shape[-2] else slice(None), part[1] if columns == shape[-1] else slice(None)]

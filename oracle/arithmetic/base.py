@@ -1,8 +1,9 @@
 """The protocol that every formula is written over.
 
-Values are two-dimensional ``[rows, columns]`` (one head at a time) and opaque to the formulas. Row results
-(`row_max`, `row_sum`) have shape ``[rows, 1]`` and broadcast in the element-wise operations. Visibility is a
-boolean numpy array, never an added -inf: excluded entries are never read, so their content cannot matter.
+Values are matrices ``[rows, columns]`` of one head and opaque to the formulas; where an arithmetic ``stacks``, of
+several heads at once ``[heads, rows, columns]``. Row results (`row_max`, `row_sum`) have one column and broadcast in
+the element-wise operations. Visibility is a boolean numpy array, never an added -inf: excluded entries are never read,
+so their content cannot matter.
 
 ``stage`` names a point at which a low-precision kernel rounds or the place where a sum is accumulated; the exact
 arithmetics ignore it.
@@ -26,6 +27,10 @@ class Arithmetic(Protocol[V]):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def stacks(self) -> bool:
+        """Whether values may be those of several heads."""
 
     @property
     def angles(self) -> Arithmetic[Any]:

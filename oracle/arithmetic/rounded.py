@@ -32,6 +32,7 @@ class RoundedArithmetic:
     compute: Format
     stages: Mapping[str, Format] = field(default_factory=dict)
     name: str = "rounded"
+    stacks: bool = True
 
     @property
     def angles(self) -> RoundedArithmetic:
@@ -68,7 +69,7 @@ class RoundedArithmetic:
         return _sequential(a, b) if rounding is None else _step_by_step(a, b, rounding)
 
     def transpose(self, a: Matrix) -> Matrix:
-        return np.ascontiguousarray(a.T)
+        return _turned(a)
 
     def exp(self, a: Matrix) -> Matrix:
         return np.asarray(np.exp(a))
@@ -83,23 +84,23 @@ class RoundedArithmetic:
         return np.asarray(np.sqrt(a))
 
     def row_max(self, a: Matrix, visible: NDArray[Any]) -> Matrix:
-        top = np.max(a, axis=1, keepdims=True, where=np.broadcast_to(visible, a.shape), initial=-np.inf)
+        top = np.max(a, axis=-1, keepdims=True, where=np.broadcast_to(visible, a.shape), initial=-np.inf)
         return np.asarray(np.where(np.isneginf(top), self._scalar_type()(0), top))
 
     def maximum(self, a: Matrix, b: Matrix) -> Matrix:
         return np.maximum(a, b)
 
     def row_sum(self, a: Matrix, stage: str) -> Matrix:
-        total = np.zeros((a.shape[0], 1), dtype=self._scalar_type())
+        total = np.zeros((*a.shape[:-1], 1), dtype=self._scalar_type())
         rounding = self._narrow(stage)
         wide = self.stages.get(stage, self.compute)
-        if wide.precision > self.compute.precision and a.shape[1]:
-            return np.cumsum(a.astype(wide.dtype), axis=1)[:, -1:].astype(self._scalar_type())
+        if wide.precision > self.compute.precision and a.shape[-1]:
+            return np.cumsum(a.astype(wide.dtype), axis=-1)[..., -1:].astype(self._scalar_type())
         if rounding is None:
             # cumsum is the sequential sum (np.sum is pairwise).
-            return np.ascontiguousarray(np.cumsum(a, axis=1, dtype=a.dtype)[:, -1:]) if a.shape[1] else total
-        for k in range(a.shape[1]):
-            total = rounding(total + a[:, k : k + 1])
+            return np.ascontiguousarray(np.cumsum(a, axis=-1, dtype=a.dtype)[..., -1:]) if a.shape[-1] else total
+        for k in range(a.shape[-1]):
+            total = rounding(total + a[..., k : k + 1])
         return total
 
     def where(self, visible: NDArray[Any], a: Matrix) -> Matrix:
@@ -125,13 +126,13 @@ class RoundedArithmetic:
         return np.array([[np.pi]], dtype=self._scalar_type())
 
     def columns(self, a: Matrix, start: int, stop: int, step: int = 1) -> Matrix:
-        return a[:, start:stop:step]
+        return a[..., start:stop:step]
 
     def rows(self, a: Matrix, start: int, stop: int) -> Matrix:
-        return a[start:stop]
+        return a[..., start:stop, :]
 
     def hstack(self, parts: list[Matrix]) -> Matrix:
-        return np.hstack(parts)
+        return np.concatenate(parts, axis=-1)
 
     def round(self, a: Matrix, stage: str) -> Matrix:
         rounding = self._narrow(stage)
@@ -156,19 +157,24 @@ def _sequential(a: Matrix, b: Matrix) -> Matrix:
     einsum adds along the columns of ``b`` while it walks down its rows, which is that sum for each column. Where there
     is one column only it would add in another order, and where it fuses, products must be exact.
     """
-    n, (k, m) = len(a), b.shape
+    n, (k, m) = a.shape[-2], b.shape[-2:]
     if n == 1 == m:
-        return np.asarray(np.cumsum(a * b.T, axis=1)[:, -1:] if k else np.zeros((1, 1), a.dtype))
+        products = a * b.swapaxes(-1, -2)
+        return np.asarray(np.cumsum(products, axis=-1)[..., -1:] if k else np.zeros((*a.shape[:-1], 1), a.dtype))
     if m < n:
-        return np.ascontiguousarray(_sequential(b.T, a.T).T)
+        return _turned(_sequential(_turned(b), _turned(a)))
     if _fused(a.dtype.name) and not _products_are_exact(a, b):
         return _step_by_step(a, b, None)
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    total = np.empty((n, m), dtype=a.dtype)
+    total = np.empty((*a.shape[:-1], m), dtype=a.dtype)
     for start in range(0, m, _COLUMNS):
         columns = slice(start, start + _COLUMNS)
-        np.einsum("ik,kj->ij", a, b[:, columns], out=total[:, columns])
+        np.einsum("...ik,...kj->...ij", a, b[..., columns], out=total[..., columns])
     return total
+
+
+def _turned(a: Matrix) -> Matrix:
+    return np.ascontiguousarray(a.swapaxes(-1, -2))
 
 
 # So many sums stay in the first cache.
@@ -200,12 +206,13 @@ def _significant_bits(x: Matrix) -> int:
 
 def _step_by_step(a: Matrix, b: Matrix, rounding: Rounding | None) -> Matrix:
     """The same, with the running sums rounded once more by ``rounding``."""
-    if b.shape[1] < len(a):
-        return np.ascontiguousarray(_step_by_step(b.T, a.T, rounding).T)
-    total = np.zeros((len(a), b.shape[1]), dtype=a.dtype)
+    if b.shape[-1] < a.shape[-2]:
+        return _turned(_step_by_step(_turned(b), _turned(a), rounding))
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), dtype=a.dtype)
     scratch = np.empty_like(total)
-    for column, row in zip(np.ascontiguousarray(a.T), np.ascontiguousarray(b), strict=True):
-        np.multiply(column[:, None], row, out=scratch)
+    across = np.ascontiguousarray(np.moveaxis(a, -1, 0))[..., None]
+    for column, row in zip(across, np.ascontiguousarray(np.moveaxis(b, -2, 0)), strict=True):
+        np.multiply(column, row[..., None, :], out=scratch)
         total += scratch
         if rounding is not None:
             total = rounding(total)

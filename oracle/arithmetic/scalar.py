@@ -60,6 +60,10 @@ class ScalarArithmetic:
     scalars: Scalars
 
     @property
+    def stacks(self) -> bool:
+        return False
+
+    @property
     def angles(self) -> ScalarArithmetic:
         return self
 

@@ -97,7 +97,8 @@ class Op:
     of the case. usual: option -> what a function that requires it gets for a case that does not set it, where that is
     not the default.
 
-    blocks, row_count, evaluate: see `oracle.evaluate`; row_count(case, key) is that of one block. output_shapes: name
+    blocks, row_count, evaluate: see `oracle.evaluate`; row_count(case, key) is that of one block. together: blocks of
+    which it says the same may be evaluated at once, their key then being arrays (None: each alone). output_shapes: name
     -> shape for a case. model: the outputs of one block, [r, c] each, as an honest kernel of the given contract
     computes them; modelled: what it reads of a contract, for inputs of a format: equal where models are equal. width:
     how many numbers a row of a block reads of the longest array, by which large cases are sampled. needed: outputs that
@@ -115,10 +116,11 @@ class Op:
     options: Mapping[str, Any]
     blocks: Callable[[Case], list[tuple[int, ...]]]
     row_count: Callable[..., int]
-    evaluate: Callable[[Arithmetic[V], Case, tuple[int, ...], Rows], Block]
+    evaluate: Callable[[Arithmetic[V], Case, Any, Rows], Block]
     output_shapes: Callable[[Case], dict[str, tuple[int, ...]]]
-    model: Callable[[Case, tuple[int, ...], Rows, Contract], dict[str, Float64Array]]
+    model: Callable[[Case, Any, Rows, Contract], dict[str, Float64Array]]
     width: Callable[[Case, tuple[int, ...]], int]
+    together: Callable[[Case, tuple[int, ...]], Hashable] | None = None
     conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     passed: tuple[str, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)

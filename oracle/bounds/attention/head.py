@@ -87,9 +87,9 @@ def _offsets(case: Case, x: attention_case.Head, rows: Rows) -> tuple[Float64Arr
         return None if x.bias is None else np.abs(x.bias), None
     reach, common = np.abs(x.reach), None
     if "alibi_bias" not in case.options and x.sink is None and not _capped_last(case):
-        at, j = query_positions(case, rows), np.arange(reach.shape[1])[None, :]
-        earlier = ~(x.visible & (j > at)).any(axis=1, keepdims=True)
+        at, j = query_positions(case, rows), np.arange(reach.shape[-1])[None, :]
+        earlier = ~(x.visible & (j > at)).any(axis=-1, keepdims=True)
         reach = np.where(earlier, np.maximum(reach, j), reach)
-        common = abs(x.slope) * np.where(earlier, np.abs(at), 0).astype(np.float64)
-    alibi = abs(x.slope) * reach
+        common = np.abs(x.slope) * np.where(earlier, np.abs(at), 0).astype(np.float64)
+    alibi = np.abs(x.slope) * reach
     return np.asarray(alibi if x.bias is None else alibi + np.abs(x.bias)), common

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
-from oracle.block import Block, Rows
+from oracle.block import Block, Key, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
@@ -42,12 +42,12 @@ def check(case: Case) -> None:
     check_options(case.options, OPTIONS, Sizes(sizes, format_of(q)))
 
 
-def _descaled(a: Float64Array, name: str, case: Case, b: int, kv: int) -> Float64Array:
+def _descaled(a: Float64Array, name: str, case: Case, place: Key) -> Float64Array:
     """a times its factor, exact in float64."""
     factor = case.options.get(name)
     if factor is None:
         return a
-    return np.asarray(a * float(factor[b, kv] if np.ndim(factor) else factor))
+    return np.asarray(a * (_number(factor[place]) if np.ndim(factor) else float(factor)))
 
 
 def query_positions(case: Case, rows: Rows) -> NDArray[np.int64]:
@@ -57,10 +57,10 @@ def query_positions(case: Case, rows: Rows) -> NDArray[np.int64]:
     return np.asarray(np.asarray(rows, dtype=np.int64)[:, None] + shift)
 
 
-def visibility(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.bool_]:
-    """[r, Sk]: which keys each row may attend to (causal rule, window and boolean mask)."""
+def visibility(case: Case, key: Key, rows: Rows) -> NDArray[np.bool_]:
+    """[r, Sk]: which keys each row may attend to (causal rule, window and boolean mask); of a stack's [n, r, Sk]."""
     sk = case.arrays["k"].shape[2]
-    visible = np.ones((len(rows), sk), dtype=bool)
+    visible = np.ones((*np.shape(key[0]), len(rows), sk), dtype=bool)
     j, at = np.arange(sk)[None, :], query_positions(case, rows)
     if case.options.get("is_causal"):
         visible &= j <= at
@@ -73,15 +73,15 @@ def visibility(case: Case, key: tuple[int, ...], rows: Rows) -> NDArray[np.bool_
             visible &= j <= at + right
     mask = case.options.get("attn_mask")
     if mask is not None and mask.dtype == np.bool_:
-        visible &= _head_of(mask, case, key)[rows]
+        visible &= _head_of(mask, case, key, rows)
     elif mask is not None:
-        visible &= ~np.isneginf(_head_of(mask, case, key)[rows].astype(np.float64))
+        visible &= ~np.isneginf(_head_of(mask, case, key, rows).astype(np.float64))
     return visible
 
 
-def _head_of(mask: NDArray[Any], case: Case, key: tuple[int, ...]) -> NDArray[Any]:
+def _head_of(mask: NDArray[Any], case: Case, key: Key, rows: Rows) -> NDArray[Any]:
     q, k = case.arrays["q"], case.arrays["k"]
-    return np.asarray(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key])
+    return np.asarray(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key][..., rows, :])
 
 
 def scale_value(ar: Arithmetic[V], case: Case) -> V:
@@ -97,10 +97,11 @@ def scale_float(case: Case) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """One query head's numbers as float64, everything non-finite set to zero.
+    """One query head's numbers as float64, everything non-finite set to zero; of a stack's heads with a leading axis.
 
     q [r, D], k [n, D], v [n, Dv], bias [r, n] or None (the additive mask). slope and reach [r, n]: ALiBi adds slope
     times reach. sink: the head's, or None. visible [r, n]. undefined [r]: rows that read something non-finite.
+    Slopes and sinks of a stack are [heads, 1, 1].
     """
 
     q: Float64Array
@@ -109,15 +110,15 @@ class Head:
     visible: NDArray[np.bool_]
     undefined: NDArray[np.bool_]
     bias: Float64Array | None = None
-    slope: float | None = None
+    slope: float | Float64Array | None = None
     reach: Float64Array | None = None
-    sink: float | None = None
+    sink: float | Float64Array | None = None
 
     def tilted(self) -> Float64Array | None:
         """Additive mask and ALiBi together [r, n], nearest float64; None without either."""
         if self.slope is None or self.reach is None:
             return self.bias
-        alibi = self.slope * self.reach
+        alibi = np.asarray(self.slope * self.reach)
         return alibi if self.bias is None else alibi + self.bias
 
     def bias_value(self, ar: Arithmetic[V]) -> V | None:
@@ -125,60 +126,63 @@ class Head:
         given = None if self.bias is None else ar.const(self.bias)
         if self.slope is None:
             return given
-        alibi = ar.mul(ar.const(self.reach), ar.const(np.array([[self.slope]])))
+        alibi = ar.mul(ar.const(self.reach), ar.const(self.slope))
         return alibi if given is None else ar.add(alibi, given)
 
 
-def head(case: Case, key: tuple[int, ...], rows: Rows) -> Head:
-    """One query head of a case, on some of its rows."""
+def head(case: Case, key: Key, rows: Rows) -> Head:
+    """One query head of a case, or those of a stack, on some of its rows."""
     b, h = key
     q, k, v = (case.arrays[n] for n in ("q", "k", "v"))
     kv = h // (q.shape[1] // k.shape[1])
     mask = case.options.get("attn_mask")
     bias = None
     if mask is not None and mask.dtype != np.bool_:
-        bias = _head_of(mask, case, key)[rows].astype(np.float64)
-    taken = q[b, h] if len(rows) == q.shape[2] and np.array_equal(rows, np.arange(len(rows))) else q[b, h][rows]
+        bias = _head_of(mask, case, key, rows).astype(np.float64)
+    every = len(rows) == q.shape[2] and np.array_equal(rows, np.arange(len(rows)))
+    taken = q[b, h] if every else q[b, h][..., rows, :]
     wide = [
-        _descaled(a.astype(np.float64, copy=False), name, case, b, kv)
+        _descaled(a.astype(np.float64, copy=False), name, case, (b, kv))
         for a, name in zip((taken, k[b, kv], v[b, kv]), DESCALES, strict=True)
     ]
     visible = visibility(case, key, rows)
-    undefined = np.zeros(len(rows), dtype=bool)
+    undefined = np.zeros(visible.shape[:-1], dtype=bool)
     if not all(_all_finite(a) for a in wide):
-        clean = [np.asarray(np.isfinite(a).all(axis=1)) for a in wide]
-        undefined |= ~clean[0] & visible.any(axis=1)
-        undefined |= (visible & ~(clean[1] & clean[2])[None, :]).any(axis=1)
+        clean = [np.asarray(np.isfinite(a).all(axis=-1)) for a in wide]
+        undefined |= ~clean[0] & visible.any(axis=-1)
+        undefined |= (visible & ~(clean[1] & clean[2])[..., None, :]).any(axis=-1)
         wide = [np.where(np.isfinite(a), a, 0.0) for a in wide]
     if bias is not None:
-        undefined |= (visible & ~np.isfinite(bias)).any(axis=1)
+        undefined |= (visible & ~np.isfinite(bias)).any(axis=-1)
         bias = np.where(np.isfinite(bias) & visible, bias, 0.0)
     slope, reach = _alibi(case, key, rows)
-    sink = case.options.get("sinks")
-    logit = None if sink is None else float(sink[h])
-    if logit == -np.inf:
-        # Nothing is added to the denominator.
-        logit = None
-    broken = [x for x in (slope, logit) if x is not None and not np.isfinite(x)]
-    if broken:
-        undefined |= visible.any(axis=1)
-        slope, logit = (None if x is None else (x if np.isfinite(x) else 0.0) for x in (slope, logit))
-    return Head(wide[0], wide[1], wide[2], visible, undefined, bias, slope, reach, logit)
+    sinks = case.options.get("sinks")
+    # A sink of -inf adds nothing to the denominator.
+    sink = None if sinks is None or np.all(np.isneginf(sinks[h])) else _number(sinks[h])
+    for of_head in (slope, sink):
+        if of_head is not None and not np.all(np.isfinite(of_head)):
+            undefined |= visible.any(axis=-1) & ~np.isfinite(np.reshape(of_head, np.shape(h)))[..., None]
+    slope, sink = (None if x is None else np.where(np.isfinite(x), x, 0.0)[()] for x in (slope, sink))
+    return Head(wide[0], wide[1], wide[2], visible, undefined, bias, slope, reach, sink)
 
 
-def _alibi(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[float | None, Float64Array | None]:
+def _number(of_heads: Any) -> Any:
+    """A head's number as a float; those of a stack as float64 [heads, 1, 1]."""
+    return np.asarray(of_heads, dtype=np.float64)[:, None, None] if np.ndim(of_heads) else float(of_heads)
+
+
+def _alibi(case: Case, key: Key, rows: Rows) -> tuple[float | Float64Array | None, Float64Array | None]:
     slopes = case.options.get("alibi_slopes")
     if slopes is None:
         return None, None
-    slope = float(slopes[key[1]] if slopes.ndim == 1 else slopes[key])
+    slope = _number(slopes[key[1]] if slopes.ndim == 1 else slopes[key])
     j = np.arange(case.arrays["k"].shape[2])[None, :]
-    if chosen(case, "alibi_bias") == "key_index":
-        return slope, np.broadcast_to(j.astype(np.float64), (len(rows), j.shape[1]))
-    return slope, -np.abs(query_positions(case, rows) - j).astype(np.float64)
+    reach = j if chosen(case, "alibi_bias") == "key_index" else -np.abs(query_positions(case, rows) - j)
+    return slope, np.broadcast_to(reach.astype(np.float64), (*np.shape(key[1]), len(rows), j.shape[1]))
 
 
 def clean_head(
-    case: Case, key: tuple[int, ...], rows: Rows
+    case: Case, key: Key, rows: Rows
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array | None, NDArray[np.bool_], NDArray[np.bool_]]:
     """(q, k, v, bias with ALiBi, visible, undefined) of `head`."""
     x = head(case, key, rows)
@@ -191,7 +195,13 @@ def _all_finite(a: NDArray[Any]) -> bool:
         return bool(np.isfinite(a.sum())) or bool(np.isfinite(a).all())
 
 
-def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def together(case: Case, key: tuple[int, ...]) -> Hashable:
+    """Heads that may be evaluated at once: all but those whose sink is none among others that have one."""
+    sinks = case.options.get("sinks")
+    return sinks is not None and bool(np.isneginf(sinks[key[1]]))
+
+
+def evaluate(ar: Arithmetic[V], case: Case, key: Key, rows: Rows) -> Block:
     x = head(case, key, rows)
     done = attention.attention(
         ar,
@@ -205,19 +215,17 @@ def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) ->
     return block_of(ar, case, key, rows, x, done)
 
 
-def block_of(
-    ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, x: Head, done: attention.Attended[V]
-) -> Block:
-    """One head's results as a block."""
+def block_of(ar: Arithmetic[V], case: Case, key: Key, rows: Rows, x: Head, done: attention.Attended[V]) -> Block:
+    """One head's results as a block, or a stack's."""
     values = {"scores": done.scores, "shift": done.shift, "total": done.total, "out": done.out, "lse": done.lse}
     if done.uncapped is not None:
         values["uncapped"] = done.uncapped
     if x.sink is not None:
-        values["sink"] = ar.const(np.full((len(rows), 1), x.sink))
+        values["sink"] = ar.const(np.broadcast_to(x.sink, (*x.visible.shape[:-1], 1)))
         if chosen(case, "lse_sink") == "excluded":
             values["lse"] = attention.log_sum(ar, done.scores, x.visible)
             values["whole_lse"] = done.lse
-    return Block(key, rows, ar, values, np.asarray(~x.visible.any(axis=1)), x.undefined, x.visible)
+    return Block(key, rows, ar, values, np.asarray(~x.visible.any(axis=-1)), x.undefined, x.visible)
 
 
 def scoring(ar: Arithmetic[V], case: Case, x: Head) -> attention.Scoring[V]:
@@ -232,7 +240,7 @@ def scoring(ar: Arithmetic[V], case: Case, x: Head) -> attention.Scoring[V]:
 
 
 def sink_value(ar: Arithmetic[V], x: Head) -> V | None:
-    return None if x.sink is None else ar.const(np.array([[x.sink]]))
+    return None if x.sink is None else ar.const(x.sink)
 
 
 def stages(contract: Contract, input_format: Format) -> dict[str, Format]:
@@ -264,7 +272,7 @@ def modelled(contract: Contract, input_format: Format) -> Hashable:
     return (contract.arithmetic.compute, order, *stages(contract, input_format).items())
 
 
-def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+def model(case: Case, key: Key, rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """O [r, Dv] and L [r, 1] of an honest kernel of this contract: sequential sums, tiles or splits if declared."""
     fmt = format_of(case.arrays["q"])
     compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]

@@ -149,7 +149,7 @@ def _with_sink(ar: Arithmetic[V], shift: V, visible: Visible, sink: V | None) ->
     return (
         shift
         if sink is None
-        else ar.select(np.asarray(visible.any(axis=1, keepdims=True)), ar.maximum(shift, sink), sink)
+        else ar.select(np.asarray(visible.any(axis=-1, keepdims=True)), ar.maximum(shift, sink), sink)
     )
 
 
@@ -166,13 +166,13 @@ def attention_tiled(
 ) -> tuple[V, V]:
     """(O, L) by the online-softmax recurrence over tiles of ``tile`` keys: running max, row sum and output."""
     shift = total = acc = None
-    seen = np.zeros((visible.shape[0], 1), dtype=bool)
-    for start in range(0, visible.shape[1], tile):
-        stop = min(start + tile, visible.shape[1])
-        part = visible[:, start:stop]
+    seen = np.zeros((*visible.shape[:-1], 1), dtype=bool)
+    for start in range(0, visible.shape[-1], tile):
+        stop = min(start + tile, visible.shape[-1])
+        part = visible[..., start:stop]
         _, scores = scores_of(ar, q, ar.rows(k, start, stop), scoring.of_keys(ar, start, stop))
         top = ar.row_max(scores, part)
-        here = part.any(axis=1, keepdims=True)
+        here = part.any(axis=-1, keepdims=True)
         if shift is None or total is None or acc is None:
             new = top
         else:
@@ -212,15 +212,15 @@ def attention_split(
 ) -> tuple[V, V]:
     """(O, L) by evaluating ``splits`` ranges of keys apart and merging them by their LSEs (split-KV, flash
     decoding)."""
-    edges = np.linspace(0, visible.shape[1], splits + 1).astype(int)
+    edges = np.linspace(0, visible.shape[-1], splits + 1).astype(int)
     parts = []
     for start, stop in pairwise(edges):
         if start == stop:
             continue
-        part, own = visible[:, start:stop], scoring.of_keys(ar, int(start), int(stop))
+        part, own = visible[..., start:stop], scoring.of_keys(ar, int(start), int(stop))
         keys, values = ar.rows(k, int(start), int(stop)), ar.rows(v, int(start), int(stop))
         piece = attention(ar, q, keys, values, scoring=own, visible=part, output_stage="partial")
-        parts.append((np.asarray(part.any(axis=1, keepdims=True)), piece.out, piece.lse))
+        parts.append((np.asarray(part.any(axis=-1, keepdims=True)), piece.out, piece.lse))
     return merge(ar, parts, sink=sink)
 
 
@@ -230,7 +230,7 @@ def merge(ar: Arithmetic[V], parts: list[tuple[Visible, V, V]], *, sink: V | Non
     A sink joins once, as one more part whose O is 0.
     """
     lses = ar.hstack([ar.where(seen, lse) for seen, _, lse in parts])
-    alive = np.hstack([seen for seen, _, _ in parts])
+    alive = np.concatenate([seen for seen, _, _ in parts], axis=-1)
     shift = _with_sink(ar, ar.row_max(lses, alive), alive, sink)
     weights = ar.where(alive, ar.exp(ar.where(alive, ar.sub(lses, shift))))
     total = ar.row_sum(weights, "merge")

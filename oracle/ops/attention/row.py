@@ -19,6 +19,7 @@ from oracle.ops.attention.case import (
     model,
     modelled,
     output_shapes,
+    together,
 )
 from oracle.ops.attention.options import CHOICES, DESCALES
 from oracle.ops.op import Array, Op
@@ -77,6 +78,7 @@ OPS = (
         blocks=blocks,
         row_count=lambda case, key=(): int(case.arrays["q"].shape[2]),
         evaluate=evaluate,
+        together=together,
         output_shapes=output_shapes,
         model=model,
         modelled=modelled,

@@ -15,7 +15,7 @@ enclosures and bounds. Options are those of attention that do not lack it; a row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.base import Arithmetic, V
-from oracle.block import Block, Rows
+from oracle.block import Block, Key, Rows
 from oracle.case import Case
 from oracle.contract import presets
 from oracle.contract.contract import Contract
@@ -183,17 +183,30 @@ def row_count(case: Case, key: tuple[int, ...] = ()) -> int:
     return int(rows.stop - rows.start)
 
 
-def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows) -> Block:
+def together(case: Case, key: tuple[int, ...]) -> Hashable:
+    """The heads of one sequence."""
+    return key[0], attention_case.together(case, key)
+
+
+def in_dense(key: Key) -> tuple[int, Key]:
+    """The sequence of a head, or of a stack, and its key in the `dense` case."""
     n, h = key
-    block = replace(attention_case.evaluate(ar, dense(case, n), (0, h), rows), key=key)
+    return int(np.ravel(n)[0]), (0 * n, h)
+
+
+def evaluate(ar: Arithmetic[V], case: Case, key: Key, rows: Rows) -> Block:
+    n, own_key = in_dense(key)
+    h = key[1]
+    block = replace(attention_case.evaluate(ar, dense(case, n), own_key, rows), key=key)
     if case.op == PAGED:
         return block
     own = query_range(case, n)
     return replace(block, places={"out": (own, h), "lse": (h, own)})
 
 
-def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
-    return attention_case.model(dense(case, key[0]), (0, key[1]), rows, contract)
+def model(case: Case, key: Key, rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+    n, own_key = in_dense(key)
+    return attention_case.model(dense(case, n), own_key, rows, contract)
 
 
 def output_shapes(case: Case) -> dict[str, tuple[int, ...]]:
@@ -215,6 +228,7 @@ def _op(name: str, arrays: Mapping[str, Array], *, results: Mapping[str, str], *
         blocks=blocks,
         row_count=row_count,
         evaluate=evaluate,
+        together=together,
         output_shapes=output_shapes,
         model=model,
         modelled=attention_case.modelled,
