@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from oracle.enclosure import Enclosure
 Rows = NDArray[np.int64]
 Key = tuple[Any, ...]
 """What names a head, its index; of several that are evaluated at once (a *stack*) int64 [n] axis by axis."""
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,13 +58,13 @@ class Block:
         """Whether the block is a part of this output."""
         return self.outputs is None or output in self.outputs
 
-    def whole(self, name: str, output: NDArray[Any]) -> NDArray[Any]:
+    def whole(self, name: str, output: NDArray[T]) -> NDArray[T]:
         """The block's part of a whole output array, all rows of it: a view [R, c] where the layout allows one."""
         index = self.places.get(name, self.index)
         held = output[index] if index else output.reshape(-1, self.part(name).hi.shape[1])
         return held[:, None] if held.ndim == 1 else held
 
-    def take(self, name: str, output: NDArray[Any]) -> NDArray[Any]:
+    def take(self, name: str, output: NDArray[T]) -> NDArray[T]:
         """[r, c] of a whole output array at the block's rows."""
         return np.asarray(self.whole(name, output)[self.rows])
 
@@ -133,7 +134,8 @@ class Block:
 def _taken(value: Any, place: int) -> Any:
     """One head of a stack's value."""
     if isinstance(value, Ball):
-        return Ball(value.mid[place], *(r[place] if np.ndim(r) > 2 else r for r in (value.rad, value.rel)))
+        rad, rel = (r if isinstance(r, float) or r.ndim < 3 else r[place] for r in (value.rad, value.rel))
+        return Ball(value.mid[place], rad, rel)
     return value[place]
 
 

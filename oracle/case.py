@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from oracle.formats import StoredArray
+
 SCHEMA = 1
 # numpy and safetensors' numpy reader have no such dtypes of their own, so their bits travel as integers and the JSON
 # names them.
@@ -51,7 +53,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     _identity: str = field(default="", init=False, repr=False, compare=False)
 
-    def with_arrays(self, **arrays: NDArray[Any]) -> Case:
+    def with_arrays(self, **arrays: StoredArray) -> Case:
         return replace(self, arrays={**self.arrays, **arrays})
 
     def with_options(self, **options: Any) -> Case:
@@ -129,7 +131,7 @@ def save_case(case: Case, stem: Path, *, note: Mapping[str, Any] | None = None) 
     return data, meta
 
 
-def _packed(array: NDArray[Any]) -> NDArray[Any]:
+def _packed(array: StoredArray) -> StoredArray:
     # A plain copy in C order: ascontiguousarray would make [1] of a scalar array.
     bits = np.uint16 if array.dtype.itemsize == 2 else np.uint8
     return np.array(array.view(bits) if array.dtype.name in _FOREIGN else array, order="C")
@@ -140,7 +142,7 @@ def load_case(path: Path) -> Case:
     data, meta = _files(path.with_suffix("") if path.suffix in (".json", ".safetensors") else path)
     try:
         document = json.loads(meta.read_text())
-        tensors: dict[str, NDArray[Any]] = {}
+        tensors: dict[str, StoredArray] = {}
         with safe_open(data, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict, and not iterable
                 raw = file.get_tensor(name)

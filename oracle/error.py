@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.enclosure import Enclosure
-from oracle.formats import Float64Array, Format, format_of
+from oracle.formats import Float64Array, Format, StoredArray, format_of
 
 Mask = NDArray[np.bool_]
 
@@ -48,7 +48,7 @@ class Errors:
     rows, exempt elements and the like).
     """
 
-    observed: NDArray[Any]
+    observed: StoredArray
     enclosure: Enclosure
     fmt: Format
     signed: Float64Array
@@ -76,7 +76,7 @@ class Errors:
             return self.decided & _is_rounded(self.observed, self.enclosure, self.fmt)
 
 
-def measure(observed: NDArray[Any], enclosure: Enclosure, fmt: Format, *, counted: Mask | None = None) -> Errors:
+def measure(observed: StoredArray, enclosure: Enclosure, fmt: Format, *, counted: Mask | None = None) -> Errors:
     """Errors of ``observed`` (storage dtype of ``fmt``) against ``enclosure`` (the same shape).
 
     ValueError if shape or dtype does not fit. ``counted`` (default: all) broadcasts to the shape.
@@ -146,7 +146,7 @@ def _ulp_radius(absolute: Float64Array, radius: Float64Array, e: Enclosure, fmt:
         return np.where(np.isinf(absolute), 0.0, np.where(np.isnan(absolute), np.inf, spread))
 
 
-def _is_rounded(observed: NDArray[Any], e: Enclosure, fmt: Format) -> Mask:
+def _is_rounded(observed: StoredArray, e: Enclosure, fmt: Format) -> Mask:
     """Where every real number of the enclosure rounds to ``observed``."""
     y = observed.astype(np.float64)
     infinite = np.isinf(y)
@@ -177,7 +177,7 @@ def _sign(large: Float64Array, small: Float64Array, reach: Float64Array) -> Floa
     return np.where(reach == 0, plain, pushed + np.copysign(spare, reach))
 
 
-def _is_even(observed: NDArray[Any], unused: int) -> Mask:
+def _is_even(observed: StoredArray, unused: int) -> Mask:
     bits = np.ascontiguousarray(observed).view(f"u{observed.dtype.itemsize}").reshape(observed.shape)
     return np.asarray((bits >> unused) & 1 == 0)
 

@@ -21,6 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float64Array = NDArray[np.float64]
+FloatArray = NDArray[np.floating]
+StoredArray = NDArray[np.generic]
+"""An array in any dtype of storage: floats of one of these formats, integers, truth values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Format:
                 return values.astype(np.float32).astype(np.float64)
             return _round_by_quantum(values, self)
 
-    def store(self, x: Any, *, saturate: bool = False) -> NDArray[Any]:
+    def store(self, x: Any, *, saturate: bool = False) -> StoredArray:
         """Round float64 values to this format and return them in the storage dtype."""
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             return self.round(x, saturate=saturate).astype(self.dtype)
@@ -170,7 +173,7 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def format_of(array: NDArray[Any]) -> Format:
+def format_of(array: StoredArray) -> Format:
     """The format of a numpy array's dtype; ValueError for other dtypes."""
     for name in INPUTS:
         if array.dtype == np.dtype(FORMATS[name].dtype):

@@ -20,13 +20,12 @@ its bound accepts everything and each wrong trivial output is named.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.enclosure import Enclosure
-from oracle.formats import FP64, Float64Array, Format
+from oracle.formats import FP64, Float64Array, Format, StoredArray
 
 Mask = NDArray[np.bool_]
 VacuityPart = tuple[Enclosure, Float64Array, Mapping[str, Enclosure]]
@@ -80,7 +79,7 @@ def trivial_outputs(exact: Enclosure, others: Mapping[str, Enclosure] | None = N
     }
 
 
-def mean_of_visible(visible: Mask, values: NDArray[Any]) -> Enclosure:
+def mean_of_visible(visible: Mask, values: StoredArray) -> Enclosure:
     """Per row the mean of the values it may see: visible [r, n], values [n, c] -> [r, c]; 0 for an empty row.
 
     Values that are not finite count as 0: a row that sees one is undefined and not judged. The radius is that
@@ -101,7 +100,7 @@ def uniform_rows(visible: Mask) -> Enclosure:
     return Enclosure(share, np.zeros_like(share), share * FP64.unit_roundoff)
 
 
-def exactly(values: NDArray[Any]) -> Enclosure:
-    """Stored numbers as an enclosure of radius zero, such as the unrotated input of rope."""
+def exactly(values: StoredArray) -> Enclosure:
+    """StoredArray numbers as an enclosure of radius zero, such as the unrotated input of rope."""
     wide = np.asarray(values, dtype=np.float64)
     return Enclosure(wide, np.zeros_like(wide), np.zeros_like(wide))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import flint
 import numpy as np
@@ -32,7 +31,7 @@ def split_ball(x: flint.arb) -> tuple[float, float, float]:
     return hi, lo, float(np.nextafter(float(outside), np.inf)) if outside > 0 else 0.0
 
 
-def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:
+def arb_arithmetic(precision: int = 113) -> ScalarArithmetic[flint.arb]:
     """An Arb arithmetic of ``precision`` bits, for use inside ``with ar.working():``, which restores the old one."""
 
     @contextmanager
@@ -44,9 +43,6 @@ def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:
         finally:
             flint.ctx.prec = before
 
-    def tanh(x: Any) -> Any:
-        return x.tanh()
-
     return ScalarArithmetic(
         "arb",
         precision,
@@ -56,7 +52,7 @@ def arb_arithmetic(precision: int = 113) -> ScalarArithmetic:
             quotient=lambda x, y: x / y,
             exp=lambda x: x.exp(),
             log=lambda x: x.log(),
-            tanh=tanh,
+            tanh=lambda x: x.tanh(),
             sqrt=lambda x: x.sqrt(),
             cos=lambda x: x.cos(),
             sin=lambda x: x.sin(),

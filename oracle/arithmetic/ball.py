@@ -22,14 +22,17 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
+import flint
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.scalar import Objects, ScalarArithmetic
 from oracle.formats import Float64Array
+
+Radius = float | Float64Array
+"""One number for all entries, or an array that broadcasts to them."""
 
 U = 2.0**-53
 UP = 1.0 + 2.0**-44
@@ -51,8 +54,8 @@ class Ball:
     """Midpoints ``[..., rows, columns]`` and radii that broadcast to them: absolute ``rad``, relative ``rel``."""
 
     mid: Float64Array
-    rad: Any = 0.0
-    rel: Any = 0.0
+    rad: Radius = 0.0
+    rel: Radius = 0.0
 
     def radius(self) -> Float64Array:
         """The full absolute radius, broadcast to the midpoints; inf where anything is not finite."""
@@ -64,7 +67,7 @@ class Ball:
         return np.where(bad, np.inf, total) if bad.any() else np.asarray(total)
 
 
-def _zero(r: Any) -> bool:
+def _zero(r: Radius) -> bool:
     return isinstance(r, float) and r == 0.0
 
 
@@ -99,7 +102,7 @@ def _norm_inf(x: Float64Array, axis: int) -> Float64Array:
     return np.asarray(np.maximum(x.max(axis=axis, keepdims=True), -x.min(axis=axis, keepdims=True)))
 
 
-def _row_absolute(a: Ball, *, within: float = 2.0**30) -> Any:
+def _row_absolute(a: Ball, *, within: float = 2.0**30) -> Radius:
     """The radius of ``a`` without a relative part: one number a row where the row's range allows that."""
     if _zero(a.rel):
         return a.rad
@@ -112,7 +115,7 @@ def _row_absolute(a: Ball, *, within: float = 2.0**30) -> Any:
     return (a.rad + a.rel * np.abs(a.mid)) * UP + TINY
 
 
-def _as_relative(b: Ball) -> Any:
+def _as_relative(b: Ball) -> Radius:
     """Everything as a relative radius (for small operands); inf where the midpoint is zero."""
     if _zero(b.rad):
         return b.rel
@@ -127,10 +130,10 @@ class BallArithmetic:
     stacks: bool = True
 
     @property
-    def angles(self) -> ScalarArithmetic:
+    def angles(self) -> ScalarArithmetic[flint.arb]:
         return arb_arithmetic(160)
 
-    def working(self) -> AbstractContextManager[Any]:
+    def working(self) -> AbstractContextManager[object]:
         """RuntimeError if this thread flushes float64 subnormals, as some kernels leave it behind."""
         if SMALLEST * ONE == 0.0:
             raise RuntimeError(
@@ -138,7 +141,7 @@ class BallArithmetic:
             )
         return np.errstate(all="ignore")
 
-    def const(self, x: Any) -> Ball:
+    def const(self, x: ArrayLike) -> Ball:
         return Ball(np.atleast_2d(np.asarray(x)).astype(np.float64, copy=False))
 
     def rational(self, numerator: int, denominator: int) -> Ball:
@@ -160,8 +163,7 @@ class BallArithmetic:
             # A zero factor has no relative radius, and one near zero (a cosine) would spread a large one to its row:
             # both radii become absolute.
             ra, rb = a.radius(), b.radius()
-            rad = (np.abs(a.mid) * rb + np.abs(b.mid) * ra + ra * rb) * UP + TINY
-            return Ball(mid, rad, U)
+            return Ball(mid, (np.abs(a.mid) * rb + np.abs(b.mid) * ra + ra * rb) * UP + TINY, U)
         rel_b = _as_relative(b)
         rel = ((1 + a.rel) * (1 + rel_b) * (1 + U) - 1) * UP + 4 * U
         # Where a product underflows, its relative radius has nothing left to multiply.
@@ -207,7 +209,7 @@ class BallArithmetic:
         mid = np.exp(a.mid)
         low = a.mid.min(axis=-1, keepdims=True, initial=0.0)
         if _zero(a.rel):
-            shift = a.rad
+            shift: Radius = a.rad
         else:
             # Exponents below the floor count as zero with TINY, so their relative radius need not reach the row.
             narrow = float(np.max(a.rel)) < 2.0**-10
@@ -237,7 +239,7 @@ class BallArithmetic:
         rel = _as_relative(a)
         return Ball(np.sqrt(a.mid), 0.0, np.where(rel < 0.5, rel, np.inf) * UP + 2 * U)
 
-    def row_max(self, a: Ball, visible: NDArray[Any]) -> Ball:
+    def row_max(self, a: Ball, visible: NDArray[np.bool_]) -> Ball:
         if bool(np.all(visible)):
             top = a.mid.max(axis=-1, keepdims=True) if a.mid.shape[-1] else np.zeros((*a.mid.shape[:-1], 1))
         else:
@@ -259,18 +261,18 @@ class BallArithmetic:
         rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
         return Ball(mid, (_row_total(a.rad, n) + size * ((1 + rel) * (1 + gamma) - 1 + 4 * U)) * UP + TINY, 0.0)
 
-    def where(self, visible: NDArray[Any], a: Ball) -> Ball:
+    def where(self, visible: NDArray[np.bool_], a: Ball) -> Ball:
         if bool(np.all(visible)):
             return a
         return Ball(np.where(visible, a.mid, 0.0), a.rad, a.rel)
 
-    def select(self, condition: NDArray[Any], a: Ball, b: Ball) -> Ball:
-        def choose(x: Any, y: Any) -> Any:
+    def select(self, condition: NDArray[np.bool_], a: Ball, b: Ball) -> Ball:
+        def choose(x: Radius, y: Radius) -> Radius:
             return 0.0 if _zero(x) and _zero(y) else np.where(condition, x, y)
 
         return Ball(np.where(condition, a.mid, b.mid), choose(a.rad, b.rad), choose(a.rel, b.rel))
 
-    def cos_sin(self, positions: NDArray[Any], frequencies: Objects) -> tuple[Ball, Ball]:
+    def cos_sin(self, positions: NDArray[np.int64], frequencies: Objects) -> tuple[Ball, Ball]:
         whole, back = np.unique(np.asarray(positions, dtype=np.int64), return_inverse=True)
         cos, sin = self._turn(whole, frequencies)
         if np.array_equal(back, np.arange(len(whole))):
@@ -297,7 +299,7 @@ class BallArithmetic:
         sin = self.add(self.mul(s1, c2), self.mul(c1, s2))
         return Ball(cos.mid, cos.radius(), 0.0), Ball(sin.mid, sin.radius(), 0.0)
 
-    def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Objects:
+    def power(self, base: float, numerators: NDArray[np.int64], denominator: int) -> Objects:
         raise TypeError("frequencies belong to `angles`, where they are exact enough for positions to 2^24")
 
     def pi(self) -> Ball:
@@ -325,27 +327,27 @@ class BallArithmetic:
         return a.mid, np.zeros_like(a.mid), a.radius()
 
 
-def _pick(a: Ball, index: NDArray[Any]) -> Ball:
+def _pick(a: Ball, index: NDArray[np.intp]) -> Ball:
     """Rows by number, of a ball with a full absolute radius."""
-    return Ball(a.mid[index], a.rad[index], 0.0)
+    return Ball(a.mid[index], np.asarray(a.rad)[index], 0.0)
 
 
 def _exact(a: Ball) -> bool:
     return _zero(a.rad) and _zero(a.rel)
 
 
-def _row_total(rad: Any, n: int) -> Any:
+def _row_total(rad: Radius, n: int) -> Radius:
     if np.ndim(rad) >= 2 and np.shape(rad)[-1] == n:
-        return np.sum(rad, axis=-1, keepdims=True) * (1 + (n + 2) * 2 * U)
+        return np.asarray(np.sum(rad, axis=-1, keepdims=True) * (1 + (n + 2) * 2 * U))
     return n * np.asarray(rad)
 
 
-def _turn(r: Any) -> Any:
-    return r.swapaxes(-1, -2) if np.ndim(r) >= 2 else r
+def _turn(r: Radius) -> Radius:
+    return r if isinstance(r, float) or r.ndim < 2 else r.swapaxes(-1, -2)
 
 
-def _cut(r: Any, shape: tuple[int, ...], part: tuple[slice, slice]) -> Any:
-    if np.ndim(r) < 2:
+def _cut(r: Radius, shape: tuple[int, ...], part: tuple[slice, slice]) -> Radius:
+    if isinstance(r, float) or r.ndim < 2:
         return r
     rows, columns = r.shape[-2:]
     return r[..., part[0] if rows == shape[-2] else slice(None), part[1] if columns == shape[-1] else slice(None)]

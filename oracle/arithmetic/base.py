@@ -14,7 +14,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from oracle.formats import Float64Array
 
@@ -36,10 +37,10 @@ class Arithmetic(Protocol[V]):
     def angles(self) -> Arithmetic[Any]:
         """The arithmetic in which rotary frequencies are computed: with values of its own, more precise than balls."""
 
-    def working(self) -> AbstractContextManager[Any]:
+    def working(self) -> AbstractContextManager[object]:
         """The context in which the operations run (precision, floating-point warnings); restored on exit."""
 
-    def const(self, x: Any) -> V:
+    def const(self, x: ArrayLike) -> V:
         """An exact matrix from stored numbers (any numpy float array; float64 holds them all)."""
 
     def rational(self, numerator: int, denominator: int) -> V:
@@ -66,7 +67,7 @@ class Arithmetic(Protocol[V]):
 
     def sqrt(self, a: V) -> V: ...
 
-    def row_max(self, a: V, visible: NDArray[Any]) -> V:
+    def row_max(self, a: V, visible: NDArray[np.bool_]) -> V:
         """Per row, an exact number near the largest visible entry (that of the midpoints: any shift is exact)."""
 
     def maximum(self, a: V, b: V) -> V:
@@ -74,16 +75,16 @@ class Arithmetic(Protocol[V]):
 
     def row_sum(self, a: V, stage: str) -> V: ...
 
-    def where(self, visible: NDArray[Any], a: V) -> V:
+    def where(self, visible: NDArray[np.bool_], a: V) -> V:
         """``a`` where visible, exact zero elsewhere."""
 
-    def select(self, condition: NDArray[Any], a: V, b: V) -> V:
+    def select(self, condition: NDArray[np.bool_], a: V, b: V) -> V:
         """``a`` where the condition holds, ``b`` elsewhere; no rounding."""
 
-    def cos_sin(self, positions: NDArray[Any], frequencies: Any) -> tuple[V, V]:
+    def cos_sin(self, positions: NDArray[np.int64], frequencies: Any) -> tuple[V, V]:
         """cos and sin of position x frequency: positions int64 [S], frequencies [1, d/2] of `angles`; both [S, d/2]."""
 
-    def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Any:
+    def power(self, base: float, numerators: NDArray[np.int64], denominator: int) -> Any:
         """base^(numerator/denominator) as a [1, n] row of `angles`, for integer numerators."""
 
     def pi(self) -> V:

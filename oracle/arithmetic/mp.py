@@ -7,7 +7,6 @@ its context, so no global precision changes.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from oracle.arithmetic.scalar import Objects, ScalarArithmetic, Scalars
 
 
-def mp_arithmetic(precision: int = 113) -> ScalarArithmetic:
+def mp_arithmetic(precision: int = 113) -> ScalarArithmetic[mpmath.mpf]:
     """An mpmath arithmetic of ``precision`` bits; values are object arrays of ``mpf``."""
     ctx = mpmath.mp.clone()
     ctx.prec = precision
@@ -28,7 +27,7 @@ def mp_arithmetic(precision: int = 113) -> ScalarArithmetic:
             out[i] = [ctx.fdot(row, column) for column in columns]
         return out
 
-    def split(x: Any) -> tuple[float, float, float]:
+    def split(x: mpmath.mpf) -> tuple[float, float, float]:
         hi = float(x)
         lo = float(x - hi) if np.isfinite(hi) else 0.0
         return hi, lo, 0.0

@@ -14,11 +14,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from oracle.formats import FORMATS, Float64Array, Format
+from oracle.formats import FORMATS, Float64Array, FloatArray, Format
 
-Matrix = NDArray[Any]
+Matrix = FloatArray
 Rounding = Callable[[Matrix], Matrix]
 
 
@@ -40,13 +40,13 @@ class RoundedArithmetic:
         wide = FORMATS["fp64"] if angle.name == "fp64" else FORMATS["fp32"]
         return RoundedArithmetic(wide, {**self.stages, "table": self.stages.get("table", self.compute)})
 
-    def working(self) -> AbstractContextManager[Any]:
+    def working(self) -> AbstractContextManager[object]:
         return np.errstate(all="ignore")
 
     def _scalar_type(self) -> Any:
         return self.compute.dtype
 
-    def const(self, x: Any) -> Matrix:
+    def const(self, x: ArrayLike) -> Matrix:
         return np.asarray(np.atleast_2d(np.asarray(x)).astype(np.float64).astype(self._scalar_type()))
 
     def rational(self, numerator: int, denominator: int) -> Matrix:
@@ -83,7 +83,7 @@ class RoundedArithmetic:
     def sqrt(self, a: Matrix) -> Matrix:
         return np.asarray(np.sqrt(a))
 
-    def row_max(self, a: Matrix, visible: NDArray[Any]) -> Matrix:
+    def row_max(self, a: Matrix, visible: NDArray[np.bool_]) -> Matrix:
         top = np.max(a, axis=-1, keepdims=True, where=np.broadcast_to(visible, a.shape), initial=-np.inf)
         return np.asarray(np.where(np.isneginf(top), self._scalar_type()(0), top))
 
@@ -103,13 +103,13 @@ class RoundedArithmetic:
             total = rounding(total + a[..., k : k + 1])
         return total
 
-    def where(self, visible: NDArray[Any], a: Matrix) -> Matrix:
+    def where(self, visible: NDArray[np.bool_], a: Matrix) -> Matrix:
         return np.where(visible, a, self._scalar_type()(0))
 
-    def select(self, condition: NDArray[Any], a: Matrix, b: Matrix) -> Matrix:
+    def select(self, condition: NDArray[np.bool_], a: Matrix, b: Matrix) -> Matrix:
         return np.where(condition, a, b)
 
-    def cos_sin(self, positions: NDArray[Any], frequencies: Matrix) -> tuple[Matrix, Matrix]:
+    def cos_sin(self, positions: NDArray[np.int64], frequencies: Matrix) -> tuple[Matrix, Matrix]:
         # `frequencies` come from `angles`, in the angle's own format; a narrow one rounds the position too.
         angles = self.angles
         whole = angles.round(np.asarray(positions)[:, None].astype(frequencies.dtype), "angle")
@@ -117,7 +117,7 @@ class RoundedArithmetic:
         cos, sin = (np.asarray(f(angle).astype(self._scalar_type())) for f in (np.cos, np.sin))
         return cos, sin
 
-    def power(self, base: float, numerators: NDArray[Any], denominator: int) -> Matrix:
+    def power(self, base: float, numerators: NDArray[np.int64], denominator: int) -> Matrix:
         # As transformers and the published code do: 1 / base^(-t), each step in the angle's format.
         t = -np.asarray(numerators).astype(self._scalar_type()) / self._scalar_type()(denominator)
         return np.asarray(self._scalar_type()(1) / self._scalar_type()(base) ** t[None, :])

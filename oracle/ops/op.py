@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.arithmetic.base import Arithmetic, V
 from oracle.block import Block, Rows
@@ -19,7 +18,7 @@ from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.contract.presets import Presets
 from oracle.enclosure import Enclosure
-from oracle.formats import STORAGE, Float64Array, Format
+from oracle.formats import STORAGE, Float64Array, Format, StoredArray
 
 Kind = Literal["number", "weight", "distribution", "cos", "sin", "positions", "index"]
 """What an array holds: any numbers; a matrix that mixes its last axis; rows that sum to 1; a table of cosines or sines;
@@ -42,7 +41,7 @@ class Array:
     def axes(self) -> tuple[str, ...]:
         return tuple(self.dims.split())
 
-    def sizes(self, array: NDArray[Any]) -> Iterator[tuple[str, int]]:
+    def sizes(self, array: StoredArray) -> Iterator[tuple[str, int]]:
         """(axis, size) of an array without leading axes."""
         return zip(self.axes, array.shape, strict=False)
 
@@ -76,7 +75,7 @@ class Tiny:
     widths: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    given: Callable[[Mapping[str, int]], Mapping[str, NDArray[Any]]] = lambda sizes: {}
+    given: Callable[[Mapping[str, int]], Mapping[str, StoredArray]] = lambda sizes: {}
 
 
 def no_trivial_outputs(case: Case, block: Block) -> Mapping[str, Enclosure]:

@@ -106,12 +106,21 @@ def current() -> Store | None:
 
 
 @contextmanager
-def opened(folder: Path | None, *, limit: int = DISK_BYTES) -> Iterator[Store]:
-    """A store with its file in ``folder`` (None: in memory alone), which is `current` meanwhile."""
-    store = Store(None if folder is None else Database(folder, limit=limit))
+def used(store: Store) -> Iterator[Store]:
+    """``store`` is `current` meanwhile; it stays open."""
     _OPEN.append(store)
     try:
         yield store
     finally:
         _OPEN.remove(store)
+
+
+@contextmanager
+def opened(folder: Path | None, *, limit: int = DISK_BYTES) -> Iterator[Store]:
+    """A store with its file in ``folder`` (None: in memory alone), which is `current` meanwhile."""
+    store = Store(None if folder is None else Database(folder, limit=limit))
+    try:
+        with used(store):
+            yield store
+    finally:
         store.close()

@@ -10,15 +10,13 @@ model's. The threshold is calibrated, not derived: honest kernels stay below 0.3
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.block import Block
 from oracle.case import Case
 from oracle.evaluate import PRECISIONS, refine
-from oracle.formats import Float64Array
+from oracle.formats import Float64Array, StoredArray
 from oracle.ops.table import op_named
 from properties.checks.metamorphic import observe
 from properties.inputs import strategies
@@ -59,7 +57,7 @@ def check(subject: Subject, example: Input) -> Judgement:
     return judged("bias", subject, [(case, {"out": out})], lambda: _compared(subject, case, out))
 
 
-def _compared(subject: Subject, case: Case, out: NDArray[Any]) -> Judgement:
+def _compared(subject: Subject, case: Case, out: StoredArray) -> Judgement:
     blocks = [_sharp(case, block, subject.output.unit_roundoff) for block in exact_blocks(case)]
     model = op_named(case.op).model
     errors = np.concatenate([_signed(block, block.take("out", out).astype(np.float64)).ravel() for block in blocks])

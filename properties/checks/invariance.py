@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.formats import StoredArray
 from properties.checks.metamorphic import Outputs, same_bits
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Subject
@@ -31,7 +32,7 @@ def with_parameters(subject: Subject, **given: Any) -> Subject:
     return replace(subject, target=replace(subject.target, function=fixing))
 
 
-def everywhere(array: NDArray[Any]) -> NDArray[np.bool_]:
+def everywhere(array: StoredArray) -> NDArray[np.bool_]:
     return np.ones((1,) * array.ndim, dtype=bool)
 
 

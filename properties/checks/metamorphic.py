@@ -8,7 +8,6 @@ of two).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,13 @@ from numpy.typing import NDArray
 from oracle.block import Block
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import Float64Array, format_of
+from oracle.formats import Float64Array, StoredArray, format_of
 from properties.judge.pipeline import structure
 from properties.judge.remembered import bounded, judged
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Subject
 
-Outputs = Mapping[str, NDArray[Any]]
+Outputs = Mapping[str, StoredArray]
 
 
 class Unobserved(Exception):
@@ -71,7 +70,7 @@ def full_bounds(
     return result
 
 
-def _part(block: Block, name: str, whole: NDArray[Any]) -> NDArray[Any]:
+def _part(block: Block, name: str, whole: StoredArray) -> StoredArray:
     """The view of a whole output that the block, evaluated in full, is."""
     index = block.places.get(name, block.index)
     return np.asarray(whole[index]) if index else whole.reshape(len(block.rows), -1)
@@ -124,7 +123,7 @@ def _agree(subject: Subject, case: Case, first: Outputs, other: Case, second: Ou
     return Judgement(Verdict.FAIL, Basis.DERIVED, detail, ratios[best], forms=forms, worst=worst_at)
 
 
-def same_bits(first: NDArray[Any], second: NDArray[Any], where: NDArray[np.bool_], *, what: str) -> Judgement:
+def same_bits(first: StoredArray, second: StoredArray, where: NDArray[np.bool_], *, what: str) -> Judgement:
     """PASS if the two arrays have the same bits wherever ``where`` (broadcast) says; NaNs of any payload are equal."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     equal = (a == b) & (np.signbit(a) == np.signbit(b)) | (np.isnan(a) & np.isnan(b))

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.case import Case
+from oracle.formats import StoredArray
 from properties.subject import Subject
 from targets.calling import frameworks
 from targets.calling.target import Observed, run
 
 Bridge = frameworks.Bridge
-Lay = Callable[[Bridge, NDArray[Any], str], Any]
+Lay = Callable[[Bridge, StoredArray, str], Any]
 """(bridge, array, device) -> the framework's view that holds the array's numbers."""
 
 
@@ -31,7 +31,7 @@ class View:
     names: frozenset[str] | None = None
 
 
-def _gaps(shape: tuple[int, ...], like: NDArray[Any]) -> NDArray[Any]:
+def _gaps(shape: tuple[int, ...], like: StoredArray) -> StoredArray:
     """An array of NaN, of the lowest number or of False where the dtype has none."""
     filled = np.zeros(shape, dtype=like.dtype)
     if like.dtype != np.bool_:
@@ -42,7 +42,7 @@ def _gaps(shape: tuple[int, ...], like: NDArray[Any]) -> NDArray[Any]:
 def swapped(first: int, second: int) -> Lay:
     """Two axes exchanged in memory."""
 
-    def lay(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
         if array.ndim <= max(first, second):
             return bridge.to_native(array, device)
         return bridge.to_native(np.ascontiguousarray(array.swapaxes(first, second)), device).swapaxes(first, second)
@@ -50,7 +50,7 @@ def swapped(first: int, second: int) -> Lay:
     return lay
 
 
-def widened(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
+def widened(bridge: Bridge, array: StoredArray, device: str) -> Any:
     """The middle third of wider rows, as q, k or v of a fused projection."""
     width = array.shape[-1]
     buffer = _gaps((*array.shape[:-1], 3 * width), array)
@@ -61,7 +61,7 @@ def widened(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
 def every_other(axis: int) -> Lay:
     """Every second place along an axis."""
 
-    def lay(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
         if array.ndim <= axis:
             return bridge.to_native(array, device)
         index = (slice(None),) * axis + (slice(None, None, 2),)
@@ -72,7 +72,7 @@ def every_other(axis: int) -> Lay:
     return lay
 
 
-def offset(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
+def offset(bridge: Bridge, array: StoredArray, device: str) -> Any:
     """Contiguous, from the second element of its memory on."""
     buffer = np.concatenate([_gaps((1,), array), array.reshape(-1), _gaps((1,), array)])
     return bridge.to_native(buffer, device)[1 : 1 + array.size].reshape(array.shape)
@@ -81,7 +81,7 @@ def offset(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
 def expanded(axis: int) -> Lay:
     """One entry along an axis, of which all are alike, with stride 0; as it is where they are not."""
 
-    def lay(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
         if array.ndim <= axis or array.shape[axis] < 2:
             return bridge.to_native(array, device)
         first = array.take([0], axis=axis)
@@ -98,7 +98,7 @@ def far_apart(axis: int) -> Lay:
     The memory between is never touched, so that on a CPU it costs addresses alone.
     """
 
-    def lay(bridge: Bridge, array: NDArray[Any], device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
         count = array.shape[axis]
         step = -(-(2**31) // (count - 1)) + 64
         strides = [int(np.prod(array.shape[i + 1 :])) for i in range(array.ndim)]

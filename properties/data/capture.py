@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from oracle.formats import StoredArray
 from properties.data import checks
 from properties.data.record import (
     FILE,
@@ -111,7 +112,7 @@ def _capture(source: str, tokens: int, layers: tuple[int, ...]) -> str:
     return _store(provenance, contents | {"text.txt": excerpt.encode()})
 
 
-def _tensors(reading: Reading) -> dict[str, np.ndarray[Any, Any]]:
+def _tensors(reading: Reading) -> dict[str, StoredArray]:
     return {name: getattr(reading, name) for name in ("q_pre", "k_pre", "q", "k", "v")}
 
 

@@ -21,7 +21,7 @@ from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.evaluate import enclose, refine
-from oracle.formats import Float64Array, Format, format_of
+from oracle.formats import Float64Array, Format, StoredArray, format_of
 from oracle.ops.table import op_named
 from properties.judge.weigh import exact_blocks
 from properties.subject import Subject
@@ -102,7 +102,7 @@ class Prediction:
 def of_rows(pieces: Sequence[tuple[Prediction, int]]) -> Prediction:
     """One row each of several predictions."""
 
-    def stacked(get: Callable[[Prediction], NDArray[Any]]) -> Any:
+    def stacked(get: Callable[[Prediction], StoredArray]) -> Any:
         return np.stack([get(p)[row] for p, row in pieces])
 
     value = Enclosure(stacked(lambda p: p.value.hi), stacked(lambda p: p.value.lo), stacked(lambda p: p.value.rad))
@@ -138,7 +138,7 @@ class FailingCase:
 
     subject: Subject
     case: Case
-    outputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, StoredArray]
     blocks: tuple[JudgedBlock, ...] = ()
     worst: tuple[int, int] = (0, 0)
 
@@ -163,7 +163,7 @@ class FailingCase:
 
 Source = Callable[[Key, Rows], tuple[Case, Key, Rows]]
 Change = Callable[[FailingCase, Block, Predictions], Predictions]
-Arrange = Callable[[Key, Rows, NDArray[Any]], NDArray[Any]]
+Arrange = Callable[[Key, Rows, StoredArray], StoredArray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,7 +237,7 @@ class Hypothesis:
     ranged: bool = False
 
 
-def failing_case(subject: Subject, case: Case, outputs: Mapping[str, NDArray[Any]]) -> FailingCase:
+def failing_case(subject: Subject, case: Case, outputs: Mapping[str, StoredArray]) -> FailingCase:
     """What one call gave, judged; blocks and rows as `certify` takes them."""
     bare = FailingCase(subject, case, outputs)
     blocks = []

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from oracle.block import Rows
 from oracle.case import Case
-from oracle.formats import Float64Array
+from oracle.formats import Float64Array, StoredArray
 from oracle.ops.attention.case import head, visibility
 from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Key
 
@@ -27,9 +27,9 @@ class Head:
 
     key: Key
     rows: Rows
-    q: NDArray[Any]
-    k: NDArray[Any]
-    v: NDArray[Any]
+    q: StoredArray
+    k: StoredArray
+    v: StoredArray
     visible: NDArray[np.bool_]
     bias: Float64Array | None
     scale: float | None

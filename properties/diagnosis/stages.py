@@ -10,7 +10,7 @@ import numpy as np
 
 from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block
-from oracle.formats import FORMATS, Float64Array, Format
+from oracle.formats import FORMATS, Float64Array, FloatArray, Format
 from oracle.ops.attention import formula as attention
 from oracle.ops.attention.case import clean_head, head, scale_float, scoring, sink_value
 from properties.diagnosis.counterfactual import (
@@ -181,7 +181,7 @@ def rounded_stages(failing: FailingCase) -> Iterator[Counterfactual]:
                 yield changed(says, _online(tile, weights=fmt), contract=allowed, choice=str(tile))
 
 
-def simulated(failing: FailingCase, block: Block, rounded: dict[str, Format]) -> dict[str, Float64Array]:
+def simulated(failing: FailingCase, block: Block, rounded: dict[str, Format]) -> dict[str, FloatArray]:
     """O and L in float64 with the named stages rounded; `block` belongs to the case that failed."""
     x = head(failing.case, block.key, block.rows)
     ar = RoundedArithmetic(FORMATS["fp64"], rounded)
@@ -196,7 +196,7 @@ def _stage(stage: str, fmt: Format) -> Change:
     return _simulation(lambda s, block: simulated(s, block, {stage: fmt}))
 
 
-def _simulation(run: Callable[[FailingCase, Block], dict[str, Float64Array]]) -> Change:
+def _simulation(run: Callable[[FailingCase, Block], dict[str, FloatArray]]) -> Change:
     """Predictions at simulated numbers; the last block's are kept, for they are asked for once a form."""
     held: list[Any] = []
 
@@ -208,7 +208,7 @@ def _simulation(run: Callable[[FailingCase, Block], dict[str, Float64Array]]) ->
     return change
 
 
-def _at(s: FailingCase, p: Predictions, block: Block, found: dict[str, Float64Array]) -> Predictions:
+def _at(s: FailingCase, p: Predictions, block: Block, found: dict[str, FloatArray]) -> Predictions:
     """The predictions moved to simulated numbers; what overflowed there is inf or NaN here."""
     result = {}
     empty = block.empty[:, None]
@@ -225,7 +225,7 @@ def _at(s: FailingCase, p: Predictions, block: Block, found: dict[str, Float64Ar
 def _online(tile: int, *, weights: Format | None = None, accumulator: Format | None = None) -> Change:
     """Online softmax in float64 whose weights or accumulator are rounded in each tile; O only."""
 
-    def run(s: FailingCase, block: Block) -> dict[str, Float64Array]:
+    def run(s: FailingCase, block: Block) -> dict[str, FloatArray]:
         _, _, v, _, _, _ = clean_head(s.case, block.key, block.rows)
         scores = scores_of(block)
         top = np.full((len(scores), 1), -np.inf)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.formats import Float64Array, Format
+from oracle.formats import Float64Array, Format, StoredArray
 
 Generator = np.random.Generator
 
@@ -92,7 +92,7 @@ FAMILIES: dict[str, Callable[[Generator, tuple[int, ...]], Float64Array]] = {
 GENERAL = ("normal", "outliers", "massive", "massive_channels", "tiny", "alternating", "one_signed")
 
 
-def array(recipe: Recipe, shape: tuple[int, ...], fmt: Format, *, stream: int = 0) -> NDArray[np.generic]:
+def array(recipe: Recipe, shape: tuple[int, ...], fmt: Format, *, stream: int = 0) -> StoredArray:
     """The array of ``recipe`` in ``fmt``'s storage dtype, clipped to its finite range; ``stream`` separates q, k, v."""
     rng = np.random.default_rng([recipe.seed, stream])
     values = recipe.gain * FAMILIES[recipe.family](rng, shape)
@@ -205,7 +205,7 @@ class Mask:
     over: str = "sequences"
 
 
-def mask_array(mask: Mask, seed: int, shape: tuple[int, int, int, int], fmt: Format) -> NDArray[np.generic]:
+def mask_array(mask: Mask, seed: int, shape: tuple[int, int, int, int], fmt: Format) -> StoredArray:
     """The array of ``mask`` for scores of ``shape`` [B, Hq, Sq, Sk]."""
     batch, heads, rows, keys = shape
     sizes = {

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.formats import EIGHT_BITS, Float64Array, Format
+from oracle.formats import EIGHT_BITS, Float64Array, Format, StoredArray
 from properties.inputs.recipes import FAMILIES, GENERAL, KINDS, OVER, Logits, Mask, Recipe, array, mask_array, plant
 from properties.ops.attention.options import NAMES, NONE, Extras, drawn, option_values
 from properties.subject import Input, Subject
@@ -153,7 +152,7 @@ def attention_input(
     return Input(case, facts | extras.facts() | (features or {}))
 
 
-def stored(x: Float64Array, fmt: Format) -> NDArray[np.generic]:
+def stored(x: Float64Array, fmt: Format) -> StoredArray:
     """x in the format; in 8 bits, whose range ends below some planted scores, what is too large becomes the largest."""
     return fmt.store(x, saturate=fmt.name in EIGHT_BITS)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.block import Block
 from oracle.case import Case
-from oracle.formats import format_of
+from oracle.formats import StoredArray, format_of
 from properties.subject import Subject
 
 
-def empty_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, NDArray[Any]]) -> str:
+def empty_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, StoredArray]) -> str:
     """What contradicts the stated conventions for the empty rows of a block, or nothing."""
     if not block.empty.any():
         return ""
@@ -44,7 +42,7 @@ def empty_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, 
     return ""
 
 
-def _is_the_sink(subject: Subject, block: Block, lse: NDArray[Any]) -> bool:
+def _is_the_sink(subject: Subject, block: Block, lse: StoredArray) -> bool:
     """To within three roundings: of the sink in another base and back, and of the result."""
     sink = block.part("sink").hi[block.empty]
     base = subject.nat()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.formats import Float64Array
+from oracle.formats import Float64Array, StoredArray
 from properties.checks.metamorphic import agree, observe, same_bits
 from properties.judge.pipeline import certify, structure
 from properties.judge.verdict import Basis, Judgement, Verdict
@@ -37,7 +35,7 @@ def within_bound(subject: Subject, example: Input) -> Judgement:
 
 
 def purity(
-    subject: Subject, case: Case, other: Case, wider: Case, pick: Callable[[NDArray[Any]], NDArray[Any]]
+    subject: Subject, case: Case, other: Case, wider: Case, pick: Callable[[StoredArray], StoredArray]
 ) -> Judgement:
     """P15: inputs and the memory next to them unchanged, the latter without influence, and independent calls.
 
@@ -65,7 +63,7 @@ def purity(
     return next((j for j in judged if j.verdict is not Verdict.PASS), judged[-1])
 
 
-def all_bits(first: NDArray[np.generic], second: NDArray[np.generic], *, what: str) -> Judgement:
+def all_bits(first: StoredArray, second: StoredArray, *, what: str) -> Judgement:
     """`same_bits` of every element."""
     return same_bits(first, second, np.ones((1,) * first.ndim, dtype=bool), what=what)
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import properties
 from oracle.block import Block, Rows
@@ -24,13 +22,13 @@ from oracle.bounds.table import bounds_of
 from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.evaluate import rows_key
-from oracle.formats import Format
+from oracle.formats import Format, StoredArray
 from oracle.store.kept import Codec, current
 from oracle.store.keys import key_of, version
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Subject
 
-Outputs = Mapping[str, NDArray[Any]]
+Outputs = Mapping[str, StoredArray]
 AllRows = Mapping[tuple[int, ...], Rows]
 """Rows of those blocks that are not evaluated in full."""
 

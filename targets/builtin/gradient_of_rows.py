@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from numpy.typing import NDArray
-
+from oracle.formats import StoredArray
 from targets.calling import frameworks
 from targets.calling.target import Target
 
 
-def gradient_at(target: Target, cotangent: NDArray[Any], device: str) -> Target:
+def gradient_at(target: Target, cotangent: StoredArray, device: str) -> Target:
     """``target`` with x -> dx for its function. A call raises NotImplementedError where torch cannot differentiate."""
 
     def gradient(x: Any) -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.formats import StoredArray
+
 Parameters = Mapping[str, Any]
 Floats = NDArray[np.float64]
 
@@ -81,7 +83,7 @@ def magnitude(scaling: Parameters | None) -> float:
     return float((1 + one * growth / 10) / (1 + every * growth / 10))
 
 
-def length_of(positions: NDArray[Any], scaling: Parameters | None) -> int:
+def length_of(positions: StoredArray, scaling: Parameters | None) -> int:
     """Length of the sequence: as stated, or by the largest position of the call."""
     given = "call" if scaling is None else scaling.get("seq_len", "call")
     if given == "sequence":
@@ -89,7 +91,7 @@ def length_of(positions: NDArray[Any], scaling: Parameters | None) -> int:
     return int(np.max(positions)) + 1 if given == "call" else int(given)
 
 
-def by_pair(positions: NDArray[Any], scaling: Parameters | None) -> NDArray[Any]:
+def by_pair(positions: NDArray[np.int64], scaling: Parameters | None) -> NDArray[np.int64]:
     """Positions [..., S] as [..., S, 1]; with sections [3, ..., S] as [..., S, d/2], each pair's own."""
     if scaling is None or scaling.get("mrope_section") is None:
         return np.asarray(positions)[..., None]

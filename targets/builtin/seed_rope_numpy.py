@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.formats import Float64Array, StoredArray
 from targets.builtin.rope_frequencies import by_pair, frequencies, length_of, magnitude
 from targets.calling.declare import declare
 
 
-def turn(x: NDArray[Any], angle: NDArray[Any], size: float) -> NDArray[Any]:
+def turn(x: StoredArray, angle: Float64Array, size: float) -> StoredArray:
     """x [B, H, S, D] turned by angle [S, D/2] or [B, S, D/2], times ``size``."""
     if angle.ndim == 3:
         angle = angle[:, None]
@@ -30,7 +31,7 @@ def turn(x: NDArray[Any], angle: NDArray[Any], size: float) -> NDArray[Any]:
     return out.astype(x.dtype)
 
 
-def angles(positions: NDArray[Any], width: int, base: float, scaling: Mapping[str, Any] | None) -> NDArray[Any]:
+def angles(positions: NDArray[np.int64], width: int, base: float, scaling: Mapping[str, Any] | None) -> Float64Array:
     """[S, width/2] or [B, S, width/2]: position times frequency, in radians."""
     if scaling is not None and scaling.get("seq_len") == "sequence":
         # Each sequence as a call of its own.
@@ -44,13 +45,13 @@ def angles(positions: NDArray[Any], width: int, base: float, scaling: Mapping[st
 
 
 def rope(
-    x: NDArray[Any],
-    positions: NDArray[Any],
+    x: StoredArray,
+    positions: NDArray[np.int64],
     *,
     base: float = 10000.0,
     layout: str = "interleaved",
     scaling: Mapping[str, Any] | None = None,
-) -> NDArray[Any]:
+) -> StoredArray:
     """x [B, H, S, D], positions int64 [S] or [B, S] -> [B, H, S, D] in x's dtype. ValueError for another layout.
 
     ``scaling``: transformers' rope_parameters; with sections the positions are [3, S] or [3, B, S].
@@ -61,13 +62,13 @@ def rope(
 
 
 def rope_backward(
-    dy: NDArray[Any],
-    positions: NDArray[Any],
+    dy: StoredArray,
+    positions: NDArray[np.int64],
     *,
     base: float = 10000.0,
     layout: str = "interleaved",
     scaling: Mapping[str, Any] | None = None,
-) -> NDArray[Any]:
+) -> StoredArray:
     """The gradient dx [B, H, S, D] for dy. ValueError for another layout."""
     if layout != "interleaved":
         raise ValueError(f"layout {layout!r} is not supported; known: interleaved")

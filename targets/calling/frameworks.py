@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
+
+from oracle.formats import StoredArray
 
 FRAMEWORKS = ("torch", "numpy")
 # Dtypes that numpy has through ml_dtypes only; torch calls them by the same names.
@@ -19,13 +20,13 @@ _FOREIGN = {np.dtype(t).name: t for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e
 
 
 class Bridge(Protocol):
-    def adopt(self, array: NDArray[Any]) -> Any:
+    def adopt(self, array: StoredArray) -> Any:
         """The framework's view of a numpy array's own memory, on the CPU."""
 
-    def to_native(self, array: NDArray[Any], device: str) -> Any:
+    def to_native(self, array: StoredArray, device: str) -> Any:
         """A fresh contiguous array of the framework with the same bits."""
 
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Any) -> StoredArray:
         """The value's bits in numpy storage. TypeError for a dtype that has none."""
 
     def is_native(self, value: Any) -> bool:
@@ -34,7 +35,7 @@ class Bridge(Protocol):
     def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
         """A view of this shape in which axes of length 1 are repeated with stride 0."""
 
-    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+    def spread(self, array: StoredArray, strides: tuple[int, ...], device: str) -> Any:
         """The array at these strides, in elements; memory between is not touched. MemoryError without room."""
 
     def synchronise(self, device: str) -> None:
@@ -57,13 +58,13 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NumpyBridge:
-    def adopt(self, array: NDArray[Any]) -> Any:
+    def adopt(self, array: StoredArray) -> Any:
         return array
 
-    def to_native(self, array: NDArray[Any], device: str) -> Any:
+    def to_native(self, array: StoredArray, device: str) -> Any:
         return np.array(array, copy=True, order="C")
 
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Any) -> StoredArray:
         return np.asarray(value)
 
     def is_native(self, value: Any) -> bool:
@@ -72,7 +73,7 @@ class NumpyBridge:
     def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
         return np.broadcast_to(value, shape)
 
-    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+    def spread(self, array: StoredArray, strides: tuple[int, ...], device: str) -> Any:
         buffer = np.empty(_extent(array.shape, strides), dtype=array.dtype)
         view = np.lib.stride_tricks.as_strided(buffer, array.shape, [s * buffer.itemsize for s in strides])
         view[...] = array
@@ -92,17 +93,17 @@ class NumpyBridge:
 class TorchBridge:
     torch: Any
 
-    def adopt(self, array: NDArray[Any]) -> Any:
+    def adopt(self, array: StoredArray) -> Any:
         if array.dtype.name in _FOREIGN:
             bits = array.view(np.int16 if array.dtype.itemsize == 2 else np.int8)
             return self.torch.from_numpy(bits).view(getattr(self.torch, array.dtype.name))
         return self.torch.from_numpy(array)
 
-    def to_native(self, array: NDArray[Any], device: str) -> Any:
+    def to_native(self, array: StoredArray, device: str) -> Any:
         tensor = self.adopt(np.array(array, copy=True, order="C"))
         return tensor.to(device) if device != "cpu" else tensor
 
-    def to_numpy(self, value: Any) -> NDArray[Any]:
+    def to_numpy(self, value: Any) -> StoredArray:
         value = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
         name = str(value.dtype).removeprefix("torch.")
         if name in _FOREIGN:
@@ -116,7 +117,7 @@ class TorchBridge:
     def expand(self, value: Any, shape: tuple[int, ...]) -> Any:
         return value.expand(shape)
 
-    def spread(self, array: NDArray[Any], strides: tuple[int, ...], device: str) -> Any:
+    def spread(self, array: StoredArray, strides: tuple[int, ...], device: str) -> Any:
         source = self.to_native(array, device)
         try:
             buffer = self.torch.empty(_extent(array.shape, strides), dtype=source.dtype, device=device)
@@ -143,7 +144,7 @@ class GuardBytes:
     # What kernels align their loads to, and more than a row of most heads.
     WIDTH = 256
 
-    def __init__(self, bridge: Bridge, array: NDArray[Any], device: str) -> None:
+    def __init__(self, bridge: Bridge, array: StoredArray, device: str) -> None:
         border = np.full(self.WIDTH, 0xFF, dtype=np.uint8).view(array.dtype)
         self._bridge, self._border = bridge, border
         self._buffer = bridge.to_native(np.concatenate([border, array.reshape(-1), border]), device)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.case import Case
+from oracle.formats import StoredArray
 from oracle.ops.op import Op
 from oracle.ops.table import op_named, ops
 from targets.calling import frameworks
@@ -99,7 +99,7 @@ class Target:
 class Observed:
     """What one call returned: arrays by output name, or ``fault`` (kind, message) if it failed; seconds it took."""
 
-    outputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, StoredArray]
     fault: tuple[str, str] | None = None
     seconds: float = 0.0
 
@@ -182,7 +182,7 @@ def run(
     given = _arguments(target, case)
     guards: dict[str, frameworks.GuardBytes] = {}
 
-    def native(name: str, array: NDArray[Any]) -> Any:
+    def native(name: str, array: StoredArray) -> Any:
         # A boolean has no value that no mask holds.
         if not guarded or array.dtype == np.bool_:
             return bridge.to_native(array, device)
@@ -260,7 +260,7 @@ def _arguments(target: Target, case: Case) -> dict[str, Any]:
     return given
 
 
-def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str, NDArray[Any]]:
+def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str, StoredArray]:
     names = target.row.outputs
     if isinstance(result, Mapping):
         items = [(n, result[n]) for n in names if n in result]
@@ -269,7 +269,7 @@ def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str
         items = list(zip(names, values, strict=False))
     if not items or items[0][1] is None:
         raise BadOutput(f"returned {_shown(result)}, expected {' and '.join(names)}")
-    outputs: dict[str, NDArray[Any]] = {}
+    outputs: dict[str, StoredArray] = {}
     for n, value in items:
         if value is None:
             continue
@@ -299,7 +299,7 @@ def _is_unasked_lse(target: Target, value: Any, out: Any) -> bool:
     return len(shapes[1]) > 0 and shapes[0] == shapes[1][:-1]
 
 
-def _unchanged(bridge: frameworks.Bridge, tensor: Any, before: NDArray[Any]) -> bool:
+def _unchanged(bridge: frameworks.Bridge, tensor: Any, before: StoredArray) -> bool:
     try:
         after = bridge.to_numpy(tensor)
     except Exception:

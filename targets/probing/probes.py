@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
+from oracle.formats import StoredArray
 from oracle.ops.op import Op
 from oracle.ops.table import op_named
 from targets.calling.target import Observed, Target, run
@@ -58,7 +58,7 @@ def contradictions(target: Target, dtype: str, *, device: str = "cpu") -> list[s
     ]
 
 
-def _float(array: NDArray[Any]) -> NDArray[np.float64]:
+def _float(array: StoredArray) -> NDArray[np.float64]:
     return array.astype(np.float64)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.formats import FORMATS
+from oracle.formats import FORMATS, StoredArray
 from oracle.ops.op import Array
 from oracle.ops.table import op_named
 
-Fill = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
+Fill = Callable[[np.random.Generator, tuple[int, ...]], StoredArray]
 _PRODUCT = re.compile(r"(\w+)([*/+])(\w+)")
 
 

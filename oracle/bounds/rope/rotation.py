@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log1p
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ from oracle.contract.contract import Contract
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.rope import case as rope_case
 from oracle.ops.rope.scaling import PLAIN, Scaling
+
+T = TypeVar("T", bound=np.generic)
 
 # Error of sin and cos in units of u.
 TRIG_UNITS = 4
@@ -125,14 +127,14 @@ def bounds(
                 part[:] = np.maximum(part, np.maximum(first, second) * max(1.0, magnitude))
             broken |= steps * grow >= min(stages.rotate.overflow_threshold, stages.c.compute.overflow_threshold)
             if lost is not None:
-                for part in _pairs(broken, how):
-                    part |= lost
+                for overflowed in _pairs(broken, how):
+                    overflowed |= lost
             broken[:, how.rotary_dim :] = False
             results.append({name: Bounded(bound * grow, broken)})
     return results
 
 
-def _pairs(x: NDArray[Any], how: rope_case.Rotation) -> tuple[NDArray[Any], NDArray[Any]]:
+def _pairs(x: NDArray[T], how: rope_case.Rotation) -> tuple[NDArray[T], NDArray[T]]:
     """Views of the first and second entries of all pairs."""
     if how.layout == "half":
         half = how.rotary_dim // 2

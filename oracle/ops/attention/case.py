@@ -17,7 +17,7 @@ from oracle.arithmetic.rounded import RoundedArithmetic
 from oracle.block import Block, Key, Rows
 from oracle.case import Case
 from oracle.contract.contract import Contract
-from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.formats import FORMATS, Float64Array, Format, StoredArray, format_of
 from oracle.ops.attention import formula as attention
 from oracle.ops.attention.options import DESCALES, Sizes, check_options, chosen, defaults
 
@@ -79,7 +79,7 @@ def visibility(case: Case, key: Key, rows: Rows) -> NDArray[np.bool_]:
     return visible
 
 
-def _head_of(mask: NDArray[Any], case: Case, key: Key, rows: Rows) -> NDArray[Any]:
+def _head_of(mask: StoredArray, case: Case, key: Key, rows: Rows) -> StoredArray:
     q, k = case.arrays["q"], case.arrays["k"]
     return np.asarray(np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[key][..., rows, :])
 
@@ -124,7 +124,7 @@ class Head:
     def bias_value(self, ar: Arithmetic[V]) -> V | None:
         """The exact sum of additive mask and ALiBi, as a value of ``ar``."""
         given = None if self.bias is None else ar.const(self.bias)
-        if self.slope is None:
+        if self.slope is None or self.reach is None:
             return given
         alibi = ar.mul(ar.const(self.reach), ar.const(self.slope))
         return alibi if given is None else ar.add(alibi, given)
@@ -189,7 +189,7 @@ def clean_head(
     return x.q, x.k, x.v, x.tilted(), x.visible, x.undefined
 
 
-def _all_finite(a: NDArray[Any]) -> bool:
+def _all_finite(a: StoredArray) -> bool:
     # One pass without a temporary decides nearly every case: a finite sum has finite terms.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(a.sum())) or bool(np.isfinite(a).all())

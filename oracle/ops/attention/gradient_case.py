@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from functools import reduce
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from oracle.block import Block, Rows
 from oracle.case import Case
 from oracle.contract import presets
 from oracle.contract.contract import Contract
-from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.formats import FORMATS, Float64Array, Format, StoredArray, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient as backward
 from oracle.ops.attention.gradient import PLAIN, Order
@@ -45,7 +44,7 @@ def check(case: Case) -> None:
         raise ValueError(f"do must be [B, Hq, Sq, Dv] = {list(expected)}, got shape {list(do.shape)}")
 
 
-def bias_of(case: Case) -> NDArray[Any] | None:
+def bias_of(case: Case) -> StoredArray | None:
     """The additive mask, which has a gradient; None for a boolean one."""
     mask = case.options.get("attn_mask")
     return None if mask is None or mask.dtype == np.bool_ else mask

@@ -29,7 +29,7 @@ from oracle.case import Case
 from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
-from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.formats import FORMATS, Float64Array, FloatArray, Format, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import formula as attention
 from oracle.ops.blocks import mla as mla_block
@@ -252,7 +252,7 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
     with ar.working():
         own, all_rows = sides(ar, case, s)
         weights, layout = weights_of(ar, case, s), str(chosen(case, "layout"))
-        kept: Latents[Float64Array] = mla_block.latents(ar, all_rows, weights, layout)
+        kept: Latents[FloatArray] = mla_block.latents(ar, all_rows, weights, layout)
         _, out = mla_block.from_latents(
             ar,
             own,

@@ -27,7 +27,7 @@ from oracle.block import Block, Key, Rows
 from oracle.case import Case
 from oracle.contract import presets
 from oracle.contract.contract import Contract
-from oracle.formats import Float64Array
+from oracle.formats import Float64Array, StoredArray
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention.options import ROWS, Sizes, check_options, defaults, taken
 from oracle.ops.attention.row import CONVENTIONS, mean_of_values, scale_of
@@ -157,7 +157,7 @@ def _check_heads(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *, 
         raise ValueError(f"{q[0]} query heads are no multiple of {k[0]} KV heads")
 
 
-def _integers(case: Case, name: str, dims: int) -> NDArray[Any]:
+def _integers(case: Case, name: str, dims: int) -> StoredArray:
     a = case.arrays[name]
     if a.ndim != dims or not np.issubdtype(a.dtype, np.integer):
         raise ValueError(f"{name} must be {dims}-dimensional of integers, got {a.dtype} {list(a.shape)}")

@@ -30,7 +30,7 @@ from oracle.case import Case
 from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
-from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.formats import FORMATS, Float64Array, Format, StoredArray, format_of
 from oracle.ops.op import Array, Gradient, Op
 from oracle.ops.rope import formula as rope
 from oracle.ops.rope.parameters import read_scaling
@@ -85,12 +85,12 @@ def turned_name(case: Case) -> str:
     return "dy" if case.op == "rope_backward" else "x"
 
 
-def turned_array(case: Case) -> NDArray[Any]:
+def turned_array(case: Case) -> StoredArray:
     """What is rotated: x [B, H, S, D], or dy."""
     return case.arrays[turned_name(case)]
 
 
-def _check_positions(positions: NDArray[Any], shape: tuple[int, ...], *, by_axis: bool) -> None:
+def _check_positions(positions: StoredArray, shape: tuple[int, ...], *, by_axis: bool) -> None:
     if positions.dtype != np.int64:
         raise ValueError(f"positions must be int64, got {positions.dtype}")
     known = ((shape[2],), (shape[0], shape[2]))
@@ -112,7 +112,7 @@ def _check_numbers(case: Case) -> None:
         raise ValueError(f"rotary_dim must be even and in 2 .. {dim}, got {rotary_dim}")
 
 
-def _check_tables(cos: NDArray[Any], sin: NDArray[Any], shape: tuple[int, ...]) -> None:
+def _check_tables(cos: StoredArray, sin: StoredArray, shape: tuple[int, ...]) -> None:
     for name, a in (("cos", cos), ("sin", sin)):
         format_of(a)
         if a.ndim != 2 or a.shape[0] != shape[2] or not 0 < 2 * a.shape[1] <= shape[3]:

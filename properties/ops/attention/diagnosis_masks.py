@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.block import Block
 from oracle.case import Case
-from oracle.formats import format_of
+from oracle.formats import StoredArray, format_of
 from oracle.ops.attention.case import scale_float
 from properties.diagnosis.counterfactual import Change, Counterfactual, FailingCase, Predictions, changed
 from properties.diagnosis.heads import TILES, Head, Heads, of_head
@@ -96,17 +95,17 @@ def additive_factors(s: float) -> Iterator[tuple[str, float]]:
     yield "the additive mask were multiplied by log2(e)", LOG2_E
 
 
-def _masked(h: Head, mask: NDArray[Any]) -> Head:
+def _masked(h: Head, mask: StoredArray) -> Head:
     return h.masked(mask[h.key][h.rows])
 
 
-def other_masks(mask: NDArray[Any], shape: tuple[int, ...]) -> Iterator[tuple[str, NDArray[Any]]]:
+def other_masks(mask: StoredArray, shape: tuple[int, ...]) -> Iterator[tuple[str, StoredArray]]:
     """Masks read from the wrong place, or as something else."""
     whole = np.broadcast_to(mask, shape)
     batch, heads, sq, sk = shape
     full = (1,) * (4 - mask.ndim) + mask.shape
     if mask.dtype == np.bool_:
-        yield "the mask's True meant hidden", ~whole
+        yield "the mask's True meant hidden", np.logical_not(whole)
         yield "the mask were read as a number of visible keys", np.arange(sk) < whole.sum(axis=-1, keepdims=True)
     if heads > 1 and full[1] > 1:
         yield "all heads used the mask of head 0", whole[:, :1]

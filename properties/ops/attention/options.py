@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.formats import Format
+from oracle.formats import Format, StoredArray
 from oracle.ops.attention.options import DESCALES
 from properties.subject import Subject
 
@@ -108,7 +108,7 @@ def option_values(subject: Subject, extras: Extras, *, batch: int, heads: int, k
     return options | {name: subject.conventions[name] for name in sorted(choices) if name in subject.conventions}
 
 
-def factors_by_head(case: Case) -> dict[str, NDArray[Any]]:
+def factors_by_head(case: Case) -> dict[str, StoredArray]:
     """The case's factors of 8-bit storage that are [B, Hkv]."""
     return {name: case.options[name] for name in DESCALES if isinstance(case.options.get(name), np.ndarray)}
 
@@ -121,7 +121,7 @@ def descales(batch: int, kv_heads: int, *, each: bool) -> dict[str, NDArray[np.f
     return {name: (size * own).astype(np.float32) for name, size in usual.items()}
 
 
-def slopes(fmt: Format, heads: int, batch: int | None = None) -> NDArray[np.generic]:
+def slopes(fmt: Format, heads: int, batch: int | None = None) -> StoredArray:
     """[Hq] or [B, Hq], 2^-1 and below, no two alike; float32 whose values the format holds."""
     each = 2.0 ** (-1 - np.arange(heads) % 4) * (1 + np.arange(heads) // 4 / 8)
     wanted = each if batch is None else each * (1 + np.arange(batch)[:, None] / 4)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.case import Case
+from oracle.formats import StoredArray
 from properties.checks import views
 from properties.checks.invariance import equal_bits
 from properties.checks.metamorphic import Outputs, agree, observe
@@ -123,7 +122,7 @@ def layout_edges(subject: Subject) -> Iterator[Input]:
         yield Input(example.case.with_arrays(**alike), example.features)
 
 
-def _alike(array: NDArray[Any], axis: int) -> NDArray[Any]:
+def _alike(array: StoredArray, axis: int) -> StoredArray:
     return np.ascontiguousarray(np.broadcast_to(array.take([0], axis=axis), array.shape))
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.formats import Float64Array, Format
+from oracle.formats import Float64Array, Format, StoredArray
 from properties.checks.metamorphic import full_bounds, observe, same_bits
 from properties.inputs.recipes import Recipe, array
 from properties.judge.judgements import draw_of, kept, purity
@@ -18,13 +17,13 @@ from properties.judge.verdict import Judgement
 from properties.subject import Input, Subject
 
 
-def weight(recipe: Recipe, shape: tuple[int, ...], fmt: Format, stream: int, *, gain: float = 1.0) -> NDArray[Any]:
+def weight(recipe: Recipe, shape: tuple[int, ...], fmt: Format, stream: int, *, gain: float = 1.0) -> StoredArray:
     """A projection's normal weights [out, in], scaled so that outputs are as large as inputs."""
     drawn = Recipe("normal", recipe.seed, gain / float(np.sqrt(shape[-1])))
     return array(drawn, shape, fmt, stream=stream)
 
 
-def tables(length: int, pairs: int, fmt: Format, *, start: int = 0) -> dict[str, NDArray[Any]]:
+def tables(length: int, pairs: int, fmt: Format, *, start: int = 0) -> dict[str, StoredArray]:
     """cos and sin [length, pairs] of positions from ``start``, base 10000."""
     angle = (start + np.arange(length))[:, None] * 10000.0 ** (-np.arange(pairs) / pairs)
     return {"cos": fmt.store(np.cos(angle)), "sin": fmt.store(np.sin(angle))}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from oracle.block import Block
 from oracle.case import Case
-from oracle.formats import FORMATS, format_of
+from oracle.formats import FORMATS, Float64Array, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
 from oracle.ops.mla import case as mla_case
@@ -54,7 +54,7 @@ def of_pass(says: str, made: Callable[[Case], Outputs], *, roundings: int = ROUN
         for name, q in p.items():
             there, added = held[1][name], np.abs(held[1][name] - held[2][name])
             added = np.where(np.isfinite(added), added, 0.0)
-            room = roundings * unit * (added + added.max(initial=0.0) / 4)
+            room: Float64Array = roundings * unit * (added + added.max(initial=0.0) / 4)
             value = block.take(name, there)
             lost = ~np.isfinite(value)
             moved = q.at(np.where(lost, 0.0, value)).marked("breaks", lost)

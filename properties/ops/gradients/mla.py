@@ -96,7 +96,7 @@ def linear(subject: Subject, example: Input) -> Judgement:
     outputs = observe(subject, case)
     negated = observe(subject, case.with_arrays(do=-case.arrays["do"]))
     nothing = observe(subject, case.with_arrays(do=np.zeros_like(case.arrays["do"])))
-    judged = [all_bits(outputs[n], -negated[n], what=f"{n} of the cotangent negated") for n in outputs]
+    judged = [all_bits(outputs[n], np.negative(negated[n]), what=f"{n} of the cotangent negated") for n in outputs]
     judged += [all_bits(np.zeros_like(nothing[n]), nothing[n], what=f"{n} of a cotangent of 0") for n in outputs]
     return worst_of(judged)
 

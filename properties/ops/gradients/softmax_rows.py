@@ -25,8 +25,8 @@ def at_x(subject: Subject, example: Input) -> Judgement:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, "the gradient of logsumexp is that of no stored weights")
     case = example.case
     x = case.arrays["x"]
-    dy = draw_of(case).standard_normal(x.shape) + 0.5
-    dy = subject.fmt.store(np.where(np.isneginf(x.astype(np.float64)), 0.0, dy))
+    drawn = draw_of(case).standard_normal(x.shape) + 0.5
+    dy = subject.fmt.store(np.where(np.isneginf(x.astype(np.float64)), 0.0, drawn))
     observed = run(
         gradient_at(subject.target, dy, subject.device), case, device=subject.device, seconds=subject.seconds
     )

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.formats import Format
+from oracle.formats import Format, StoredArray
 from oracle.ops.layouts.case import PAGED
 from properties.inputs.recipes import GENERAL, Logits, Recipe, array, plant
 from properties.inputs.strategies import HEAD_DIMS, SEEDS, lengths, refuses
@@ -113,7 +112,7 @@ def layout_input(
     return Input(Case(subject.op, arrays, options), facts | extras.facts() | (features or {}))
 
 
-Parts = list[dict[str, NDArray[np.generic]]]
+Parts = list[dict[str, StoredArray]]
 
 
 def _sequence(
@@ -124,7 +123,7 @@ def _sequence(
     fmt: Format,
     scale: float,
     logits: Logits,
-) -> dict[str, NDArray[np.generic]]:
+) -> dict[str, StoredArray]:
     """q [Sq, Hq, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] of sequence ``n``."""
     kv_heads, keys, dims, value_dims = kv_shape
     q = array(recipe, q_shape, fmt, stream=3 * n).astype(np.float64)
@@ -135,21 +134,21 @@ def _sequence(
     return {name: fmt.store(a.astype(np.float64)).transpose(1, 0, 2) for name, a in (("q", q), ("k", k), ("v", v))}
 
 
-def _packed(parts: Parts, fmt: Format) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {n: np.concatenate([p[n] for p in parts]) for n in ("q", "k", "v")}
+def _packed(parts: Parts, fmt: Format) -> dict[str, StoredArray]:
+    arrays: dict[str, StoredArray] = {n: np.concatenate([p[n] for p in parts]) for n in ("q", "k", "v")}
     for name, of in (("cu_seqlens_q", "q"), ("cu_seqlens_k", "k")):
         arrays[name] = np.cumsum([0, *(len(p[of]) for p in parts)]).astype(np.int32)
     return arrays
 
 
-def _paged(parts: Parts, fmt: Format, page_size: int, spare: int, seed: int) -> dict[str, NDArray[Any]]:
+def _paged(parts: Parts, fmt: Format, page_size: int, spare: int, seed: int) -> dict[str, StoredArray]:
     """Pages in random order; places that no sequence uses, and entries of the table behind its end, hold something."""
     rng = np.random.default_rng([seed, 5])
     counts = [-(-len(p["k"]) // page_size) for p in parts]
     pages = sum(counts) + spare
     order = rng.permutation(pages)
     table = rng.integers(0, pages, (len(parts), max(1, *counts))).astype(np.int32)
-    arrays: dict[str, NDArray[Any]] = {"q": np.stack([p["q"] for p in parts]).transpose(0, 2, 1, 3)}
+    arrays: dict[str, StoredArray] = {"q": np.stack([p["q"] for p in parts]).transpose(0, 2, 1, 3)}
     arrays["q"] = np.ascontiguousarray(arrays["q"])
     for name, of in (("k_cache", "k"), ("v_cache", "v")):
         _, heads, width = parts[0][of].shape

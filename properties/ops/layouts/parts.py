@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle.case import Case
+from oracle.formats import StoredArray
 from oracle.ops.layouts.case import PAGED, VARLEN, dense, key_count, row_count, sequences
 from properties.checks.metamorphic import Outputs, agree, full_bounds, observe
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
@@ -122,7 +123,7 @@ def heads_alone(subject: Subject, example: Input) -> Judgement:
     return worst_of(judged)
 
 
-def _of_head(case: Case, outputs: Outputs, h: int) -> Iterator[tuple[str, NDArray[np.generic]]]:
+def _of_head(case: Case, outputs: Outputs, h: int) -> Iterator[tuple[str, StoredArray]]:
     for name, a in outputs.items():
         yield name, a[h : h + 1] if case.op == VARLEN and name == "lse" else a[:, h : h + 1]
 

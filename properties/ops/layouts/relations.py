@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import Float64Array
+from oracle.formats import Float64Array, StoredArray
 from oracle.ops.layouts.case import PAGED, VARLEN, key_count, pages_of, query_range, sequences
 from oracle.ops.table import op_named
 from properties.checks.invariance import equal_bits, invariant
@@ -30,7 +30,7 @@ def contents(subject: Subject) -> dict[str, float]:
     return {"NaN": float("nan"), "infinity": float("inf"), "a huge value": huge, "a huge negative value": -huge}
 
 
-def of_sequence(case: Case, outputs: Outputs, n: int) -> dict[str, NDArray[np.generic]]:
+def of_sequence(case: Case, outputs: Outputs, n: int) -> dict[str, StoredArray]:
     """The outputs of sequence ``n`` alone, in the layout of a call with one sequence."""
     if case.op == PAGED:
         return {name: a[n : n + 1] for name, a in outputs.items()}
@@ -38,7 +38,7 @@ def of_sequence(case: Case, outputs: Outputs, n: int) -> dict[str, NDArray[np.ge
     return {name: a[rows] if name == "out" else a[:, rows] for name, a in outputs.items()}
 
 
-def dense_outputs(case: Case, outputs: Outputs, n: int) -> dict[str, NDArray[np.generic]]:
+def dense_outputs(case: Case, outputs: Outputs, n: int) -> dict[str, StoredArray]:
     """The outputs of sequence ``n`` as attention gives those of its dense case: O [1, Hq, Sq, Dv], L [1, Hq, Sq]."""
     own = of_sequence(case, outputs, n)
     if case.op == PAGED:
@@ -216,7 +216,7 @@ def purity(subject: Subject, example: Input) -> Judgement:
     other = case.with_arrays(**{n: np.ascontiguousarray(case.arrays[n][..., ::-1]) for n in numbers})
     tokens = len(case.arrays["q"])
 
-    def first(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def first(values: StoredArray) -> StoredArray:
         # The LSE of a packed call has its tokens last.
         return values[:, :tokens] if case.op == VARLEN and values.ndim == 2 else values[:tokens]
 

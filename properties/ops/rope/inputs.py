@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.formats import FORMATS
+from oracle.formats import FORMATS, StoredArray
 from properties.inputs.recipes import Recipe, array
 from properties.inputs.strategies import SEEDS, Draw
 from properties.subject import Input, Subject
@@ -79,7 +78,7 @@ def rope_input(
     layout: str | None = None,
     rotary_dim: int | None = None,
     base: float = 10000.0,
-    positions: NDArray[Any] | None = None,
+    positions: StoredArray | None = None,
     scaling: dict[str, Any] | None = None,
     features: dict[str, Any] | None = None,
 ) -> Input:
@@ -98,8 +97,8 @@ def rope_input(
 
 def rope_case(
     subject: Subject,
-    x: NDArray[Any],
-    positions: NDArray[Any],
+    x: StoredArray,
+    positions: StoredArray,
     *,
     layout: str | None = None,
     rotary_dim: int | None = None,

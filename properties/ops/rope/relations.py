@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from mpmath import MPContext
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from oracle.bounds.rope.rotation import relative_bound
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import Float64Array
+from oracle.formats import Float64Array, StoredArray
 from oracle.ops.rope.case import output_name, rotation, size_of, turned_array, turned_name
 from properties.checks.metamorphic import agree, full_bounds, observe, same_bits
 from properties.judge.judgements import SLACK, all_bits, draw_of, kept, purity
@@ -44,16 +43,16 @@ def pair_norms(case: Case, values: Float64Array) -> Float64Array:
     return np.hypot(values[..., first], values[..., second])
 
 
-def _out(subject: Subject, case: Case) -> tuple[NDArray[Any], list[Float64Array]]:
+def _out(subject: Subject, case: Case) -> tuple[StoredArray, list[Float64Array]]:
     outputs, name = observe(subject, case), output_name(case)
     return outputs[name], [b[name] for b in full_bounds(subject, case, outputs)]
 
 
-def _with_turned(case: Case, values: NDArray[Any]) -> Case:
+def _with_turned(case: Case, values: StoredArray) -> Case:
     return case.with_arrays(**{turned_name(case): values})
 
 
-def _moved(case: Case, positions: NDArray[Any]) -> Case:
+def _moved(case: Case, positions: StoredArray) -> Case:
     return case.with_arrays(positions=positions.astype(np.int64))
 
 
@@ -76,7 +75,7 @@ def norms_kept(subject: Subject, example: Input) -> Judgement:
     return kept(subject, np.abs(after - before), rooms, what="lengths of the pairs")
 
 
-def _exchanged(case: Case, values: NDArray[Any]) -> NDArray[Any]:
+def _exchanged(case: Case, values: StoredArray) -> StoredArray:
     """Both entries of every pair exchanged: a reflection, which turns a rotation by m into one by -m."""
     first, second = pairs_of(case)
     result = values.copy()
@@ -194,7 +193,7 @@ def complex_form(subject: Subject, example: Input) -> Judgement:
     return kept(subject, gap, [b + slack for b in bounds], what="the complex product")
 
 
-def _per_head(table: NDArray[Any], x: Float64Array) -> NDArray[Any]:
+def _per_head(table: StoredArray, x: Float64Array) -> StoredArray:
     """[S, d/2] or [B, S, d/2] made to broadcast against [B, H, S, d/2]."""
     return table[:, None] if table.ndim == 3 else table
 
@@ -309,7 +308,7 @@ def with_angle_error(subject: Subject, example: Input) -> Judgement:
     return replace(judged, metrics={**judged.metrics, "angle_error": worst})
 
 
-def angle_error_of(case: Case, output: NDArray[Any]) -> float:
+def angle_error_of(case: Case, output: StoredArray) -> float:
     """The largest angle between a pair of the output and the exact one."""
     first, second = pairs_of(case)
     found, exact = (v[..., first] + 1j * v[..., second] for v in (output.astype(np.float64), exact_out(case)))

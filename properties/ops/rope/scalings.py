@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from oracle.formats import StoredArray
 from properties.inputs.recipes import Recipe
 from properties.inputs.strategies import SEEDS, Draw
 from properties.ops.rope.inputs import layouts_of, rope_input
@@ -67,7 +68,7 @@ def dynamic(trained: int, factor: float = 4.0, **more: Any) -> Parameters:
     return {"rope_type": "dynamic", "factor": factor, "max_position_embeddings": trained, **more}
 
 
-def turned_by(scaling: Parameters, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def turned_by(scaling: Parameters, positions: StoredArray) -> StoredArray:
     """Positions [S] or [B, S] as the scaling wants them: three different axes if it has sections."""
     if scaling.get("mrope_section") is None:
         return positions

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from oracle.block import Block, Rows
 from oracle.case import Case
-from oracle.formats import FORMATS, Float64Array, Format, format_of
+from oracle.formats import FORMATS, Float64Array, Format, StoredArray, format_of
 from oracle.ops.softmax.case import clean_rows, model
 from properties.diagnosis import outputs
 from properties.diagnosis.counterfactual import (
@@ -46,7 +46,7 @@ def other_axes(failing: FailingCase) -> Iterator[Counterfactual]:
         def source(key: Key, rows: Rows, turned: Case = turned, every: Rows = every) -> tuple[Case, Key, Rows]:
             return turned, key, every
 
-        def arrange(key: Key, rows: Rows, a: NDArray[Any], shape: Any = moved.shape, axis: int = axis) -> NDArray[Any]:
+        def arrange(key: Key, rows: Rows, a: StoredArray, shape: Any = moved.shape, axis: int = axis) -> StoredArray:
             return np.moveaxis(a.reshape(shape), -1, axis).reshape(-1, x.shape[-1])[rows]
 
         yield Counterfactual(f"the reduction ran over axis {axis} instead of the last", source, arrange=arrange)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from oracle.case import Case
 from oracle.contract.constants import constants
 from oracle.evaluate import enclose
-from oracle.formats import Float64Array, format_of
+from oracle.formats import Float64Array, StoredArray, format_of
 from oracle.ops.contracts import preset_forms
 from properties.checks.metamorphic import Outputs, full_bounds, observe, same_bits
 from properties.judge.judgements import SLACK, draw_of, kept, purity
@@ -137,7 +136,7 @@ def _compacted(subject: Subject, case: Case, held: Entries, first: Outputs) -> J
     short = case.with_arrays(x=case.arrays["x"].reshape(-1, flat.shape[1])[row][seen][None])
     second = observe(subject, short)
 
-    def of_row(values: NDArray[Any]) -> Float64Array:
+    def of_row(values: StoredArray) -> Float64Array:
         wide = values.astype(np.float64)
         return wide.reshape(-1)[row : row + 1] if case.op == "logsumexp" else wide.reshape(flat.shape)[row][seen]
 

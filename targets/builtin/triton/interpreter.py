@@ -50,7 +50,9 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from oracle.formats import FloatArray
 
 FIRST_VERSION, LAST_VERSION = (3, 6), (3, 9)
 
@@ -121,14 +123,14 @@ def widen(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def narrow(values: NDArray[Any]) -> NDArray[np.uint16]:
+def narrow(values: ArrayLike) -> NDArray[np.uint16]:
     """Bit patterns of the bfloat16 numbers nearest to `values`, ties to even, every NaN quiet."""
-    values = np.asarray(values)
-    if values.dtype.itemsize > 2 and values.dtype != np.float32:
-        values = values.astype(np.float64)
-        nearest = values.astype(np.float32)
-        values = _odd(nearest, values - nearest)
-    single = values.astype(np.float32)
+    given: NDArray[Any] = np.asarray(values)
+    if given.dtype.itemsize > 2 and given.dtype != np.float32:
+        wide = given.astype(np.float64)
+        nearest = wide.astype(np.float32)
+        given = _odd(nearest, wide - nearest)
+    single = given.astype(np.float32)
     bits = single.view(np.uint32)
     tie_to_even = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = (bits + np.uint32(0x7FFF) + tie_to_even) >> np.uint32(16)
@@ -144,9 +146,9 @@ def fused_multiply_add(x: NDArray[np.uint16], y: NDArray[np.uint16], z: NDArray[
     return narrow(_odd(total, (product - (total - back)) + (addend - back)))  # Knuth's exact error of a sum
 
 
-def _odd(nearest: NDArray[Any], error: NDArray[Any]) -> NDArray[Any]:
+def _odd(nearest: FloatArray, error: FloatArray) -> FloatArray:
     """Round `nearest + error` to odd, where `nearest` is that sum rounded to nearest."""
-    bits: NDArray[Any] = nearest.view(np.int32 if nearest.dtype == np.float32 else np.int64)
+    bits: NDArray[np.integer] = nearest.view(np.int32 if nearest.dtype == np.float32 else np.int64)
     outward = (error > 0) != np.signbit(nearest)
     step = np.where(outward, 1, -1).astype(bits.dtype)  # patterns are ordered by magnitude
     wrong = np.isfinite(error) & (error != 0) & ((bits & 1) == 0)
