@@ -21,7 +21,12 @@ class Enclosure:
     def upper_abs(self) -> Float64Array:
         """An upper bound of the exact magnitude."""
         with np.errstate(over="ignore"):
-            return np.asarray((np.abs(self.hi) + np.abs(self.lo) + self.rad) * (1 + 2.0**-50))
+            size = np.abs(self.hi)
+            if any(self.lo.strides) or self.lo.any():
+                size += np.abs(self.lo)
+            size += self.rad
+            size *= 1 + 2.0**-50
+            return np.asarray(size)
 
     def distance(self, y: Any) -> Float64Array:
         """|y - (hi + lo)| in float64, rounded up by less than 2^-50 of itself. ``y`` float64 values; nan stays nan."""

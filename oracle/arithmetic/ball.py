@@ -60,11 +60,22 @@ class Ball:
     def radius(self) -> Float64Array:
         """The full absolute radius, broadcast to the midpoints; inf where anything is not finite."""
         with np.errstate(all="ignore"):
-            # An entry without any radius (a column that was only copied) stays exact.
-            total = (self.rad + self.rel * np.abs(self.mid)) * UP + TINY * (np.asarray(self.rel) > 0)
-        total = np.broadcast_to(total, self.mid.shape)
+            if _zero(self.rel):
+                total = np.broadcast_to(self.rad * UP, self.mid.shape)
+            else:
+                total = np.abs(self.mid)
+                total *= self.rel
+                total += self.rad
+                total *= UP
+                # An entry without any radius (a column that was only copied) stays exact.
+                total += TINY * (np.asarray(self.rel) > 0)
+            if np.isfinite(self.mid.sum()) and np.isfinite(total.sum()):
+                return total
         bad = ~np.isfinite(self.mid) | np.isnan(total)
-        return np.where(bad, np.inf, total) if bad.any() else np.asarray(total)
+        return np.where(bad, np.inf, total) if bad.any() else total
+
+
+_NOTHING = np.zeros(())
 
 
 def _zero(r: Radius) -> bool:
@@ -324,7 +335,7 @@ class BallArithmetic:
         return a
 
     def to_enclosure(self, a: Ball) -> tuple[Float64Array, Float64Array, Float64Array]:
-        return a.mid, np.zeros_like(a.mid), a.radius()
+        return a.mid, np.broadcast_to(_NOTHING, a.mid.shape), a.radius()
 
 
 def _pick(a: Ball, index: NDArray[np.intp]) -> Ball:

@@ -206,10 +206,12 @@ class Attended:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighed:
-    """The weights of attention of computed q and k: their landscape, eps and rho [r, n], and reach, the |q||k|."""
+    """The weights of attention of computed q and k: their landscape, eps, rho and the exponents' error [r, n], and
+    reach, the |q||k|."""
 
     land: Landscape
     eps: Float64Array
+    exponent: Float64Array
     rho: Float64Array
     tilted: forward.Tilted
     reach: Float64Array
@@ -236,8 +238,9 @@ def weighed(q: Computed, k: Computed, alpha: float, land: Landscape, contract: C
     operands = q.reach.sum(axis=1, keepdims=True) + k.reach.sum(axis=1)
     eps = forward.dot_scores_error(alpha * reach, alpha, dims, dot, c, with_bias=False, operands=operands)
     eps = forward.stored_scores_error(alpha * moved + eps, land.size, alpha, contract, c)
-    rho = forward.weight_error(eps, land, contract, c)
-    return Weighed(land, eps, rho, forward.tilt(rho, land), reach)
+    exponent = forward.exponent_error(eps, land, c)
+    rho = forward.weight_error(eps, exponent, land, contract, c)
+    return Weighed(land, eps, exponent, rho, forward.tilt(rho, land), reach)
 
 
 def spread_of(v: Computed, out: Enclosure, w: Weighed) -> Spread:
@@ -265,7 +268,7 @@ def attended(
     all_wrong = land.visible.astype(np.float64) @ v.wrong
     reached = replace(found, distance=found.distance + all_wrong, size=found.size + all_wrong)
     inner = inner + forward.underflow_part(tilted, land, reached, contract, c) + c.omega_v * (1 + k_p)
-    apart = forward.sweeps_apart(w.eps, w.tilted, land, contract, c)
+    apart = forward.sweeps_apart(w.exponent, w.tilted, land, contract, c)
     kept = replace(c, u_o=max(heads.unit, c.u), omega_o=max(heads.omega, c.compute.omega))
     wrong = forward.out_bound(inner, out, land, contract, kept, apart=apart)
     wrong = wrong * inflation(land, q.mid.shape[1])

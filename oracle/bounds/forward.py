@@ -69,26 +69,30 @@ def stored_scores_error(
     return np.asarray(eps + np.expm1(stores * log1p(c.u_S)) * (size + eps) + stores * (1 + alpha) * c.omega_S)
 
 
-def weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
+def weight_error(
+    eps: Float64Array, exponent: Float64Array, land: Landscape, contract: Contract, c: Constants
+) -> Float64Array:
     """rho [r, n]: bound of |ln(1 + a_j)| for the weights of the computed softmax; zero where not visible."""
-    return land.seen(uneven_weight_error(eps, land, contract, c) + even_weight_error(land, contract, c))
+    rho = uneven_weight_error(eps, exponent, land, contract, c)
+    return land.seen(rho + even_weight_error(land.keys, contract, c))
 
 
-def even_weight_error(land: Landscape, contract: Contract, c: Constants) -> float:
+def even_weight_error(keys: int, contract: Contract, c: Constants) -> float:
     """The part of rho that is the same for every key, and in every row."""
-    even = rescale_error(contract, c, land.keys) + _exponent_unit(c) * contract.sums.lag
+    even = rescale_error(contract, c, keys) + _exponent_unit(c) * contract.sums.lag
     if contract.sums.row_sum == "rounded":
         even -= log1p(-c.u_P)
     if contract.sums.splits > 1:
-        even += c.e_log * log(max(land.keys, 1)) + c.e_ln - log1p(-c.e_exp)
+        even += c.e_log * log(max(keys, 1)) + c.e_ln - log1p(-c.e_exp)
     return even
 
 
-def uneven_weight_error(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array:
-    """The rest of rho: what follows the scores."""
+def uneven_weight_error(
+    eps: Float64Array, exponent: Float64Array, land: Landscape, contract: Contract, c: Constants
+) -> Float64Array:
+    """The rest of rho: what follows the scores; ``exponent`` from `exponent_error`."""
     with np.errstate(all="ignore"):
-        rho = _exponent_error(eps, land, c)
-        rho += eps
+        rho = exponent + eps
         if contract.sums.splits > 1:
             unit = 1.001 * c.u
             rho += np.maximum(land.size, land.max_size) * (MAX_ROUNDINGS * unit)
@@ -146,34 +150,35 @@ def _exponent_unit(c: Constants) -> float:
     return EXPONENT_ROUNDINGS * c.u * (1 + c.u_D) + c.u_D
 
 
-def _exponent_error(eps: Float64Array, land: Landscape, c: Constants) -> Float64Array:
-    """What the roundings of an exponent S - m cost, but for the lag of a maximum."""
-    lift = land.scores + land.scores_rad
-    lift += eps
-    top = land.seen(lift, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
-    overshoot = np.maximum(top - land.shift + land.slack, 0.0)
-    error = land.below_max + eps
-    error += overshoot
-    error *= _exponent_unit(c)
-    error += c.omega_D
-    return error
+def exponent_error(eps: Float64Array, land: Landscape, c: Constants) -> Float64Array:
+    """What the roundings of an exponent S - m cost [r, n], but for the lag of a maximum."""
+    with np.errstate(all="ignore"):
+        lift = land.scores + land.scores_rad
+        lift += eps
+        top = land.seen(lift, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+        overshoot = np.maximum(top - land.shift + land.slack, 0.0)
+        error = np.add(land.below_max, eps, out=lift)
+        error += overshoot
+        error *= _exponent_unit(c)
+        if c.omega_D:
+            error += c.omega_D
+        return error
 
 
 def sweeps_apart(
-    eps: Float64Array, tilted: Tilted, land: Landscape, contract: Contract, c: Constants
+    exponent: Float64Array, tilted: Tilted, land: Landscape, contract: Contract, c: Constants
 ) -> Float64Array | float:
     """Relative error [r, 1] of l, summed in an earlier sweep, against the weights that it divides in a normalised P.
 
     The scores are the same in both sweeps, but the first takes exp about running maxima and rescales; the second does
-    not. Where nothing is rescaled the weights are the same numbers.
+    not. Where nothing is rescaled the weights are the same numbers. ``exponent`` from `exponent_error`.
     """
     alone = -log1p(-c.e_exp)
     rescaled = rescale_error(contract, c, land.keys)
     if not contract.weights.normalised or rescaled <= alone:
         return 0.0
     with np.errstate(all="ignore"):
-        apart = _exponent_error(eps, land, c)
-        apart *= 2
+        apart = 2 * exponent
         apart += 2 * _exponent_unit(c) * contract.sums.lag + rescaled + alone
         apart = land.seen(apart)
         # Upper bounds of the shares of either sweep. Those below 2^-100 matter to neither.

@@ -59,7 +59,7 @@ def landscape(block: Block) -> Landscape:
 
     with np.errstate(all="ignore"):
         rad = seen(scores.rad, 0.0)
-        slack = rad.max(axis=1, keepdims=True, initial=0.0)
+        slack = rad.max(axis=-1, keepdims=True, initial=0.0)
         size = seen(scores.upper_abs(), 0.0)
         below = shift.hi - scores.hi
         below += rad

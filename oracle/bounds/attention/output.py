@@ -43,9 +43,9 @@ def bounds(
     observed = formats.get("out", whole.input_format), formats.get("lse", FORMATS["fp32"])
     parts = []
     with np.errstate(all="ignore"):
-        values = values_of(whole.v, block.part("out").hi)
+        values, plans = values_of(whole.v, block.part("out").hi), _plans(whole, forms)
         for head, piece in _pieces(whole, block, SUMMED, ROWS):
-            weighed = [weigh(*small, forms, observed[1]) for small in _pieces(head, piece, CACHED, 1)]
+            weighed = [weigh(*small, plans, observed[1]) for small in _pieces(head, piece, CACHED, 1)]
             parts.append((_outputs(head, values, piece, weighed, forms, observed[0]), weighed))
     return [
         {
@@ -85,7 +85,7 @@ class Errors:
 
 def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[Format, Format]) -> list[Errors]:
     """One per form, for a block whose rows are those of ``head``; observed formats of O and L."""
-    made = weigh(head, block, forms, observed[1])
+    made = weigh(head, block, _plans(head, forms), observed[1])
     values = values_of(head.v, block.part("out").hi)
     outputs = _outputs(head, values, block, [made], forms, observed[0])
     return [
@@ -98,10 +98,12 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
 class Group:
     """Forms whose scores err alike, and whose weights do but for an error that all weights share.
 
-    eps, rho [r, n]: of scores and weights. tilted: the weights without what a form of the group has more.
+    eps, exponent, rho [r, n]: errors of scores, exponents and weights. tilted: the weights without what a form of the
+    group has more.
     """
 
     eps: Float64Array
+    exponent: Float64Array
     rho: Float64Array
     even: float
     tilted: forward.Tilted
@@ -132,7 +134,38 @@ class Weighed:
     forms: list[FormRows]
 
 
-def weigh(head: Head, block: Block, forms: Sequence[Contract], lse_format: Format) -> Weighed:
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The form at a place in the list of them, with its constants and the error that all weights share.
+
+    Equal keys: equal errors of scores, of exponents, and of weights but for the shared one.
+    """
+
+    place: int
+    form: Contract
+    constants: Constants
+    even: float
+    of_scores: Hashable
+    of_exponent: Hashable
+    of_group: Hashable
+
+
+def _plans(head: Head, forms: Sequence[Contract]) -> list[Plan]:
+    """The least shared error first."""
+    made = []
+    for place, form in enumerate(forms):
+        c = constants(form, head.input_format)
+        # All that `score_error` reads of a contract.
+        scores = (dot_error(form, c, head.q.shape[-1]), form.scores.stores, c.u, c.w, c.u_q, c.u_k, c.omega_in)
+        scores = (*scores, c.u_S, c.omega_S, c.e_exp, c.e_tanh, c.e_tanh_abs)
+        exponent = (scores, c.u_D, c.omega_D)
+        group = (exponent, c.e_log, c.e_ln, form.sums.splits > 1)
+        even = forward.even_weight_error(len(head.k), form, c)
+        made.append(Plan(place, form, c, even, scores, exponent, group))
+    return sorted(made, key=lambda plan: plan.even)
+
+
+def weigh(head: Head, block: Block, plans: Sequence[Plan], lse_format: Format) -> Weighed:
     """Errors of scores, weights and L for a block whose rows are those of ``head``."""
     dims = head.q.shape[1]
     land = landscape(block)
@@ -148,28 +181,30 @@ def weigh(head: Head, block: Block, forms: Sequence[Contract], lse_format: Forma
     largest = land.seen(raw).max(axis=1, keepdims=True, initial=0.0) * max(head.alpha, 1.0)
     p_total = land.p.sum(axis=1, keepdims=True)
     of_scores: dict[Hashable, Float64Array] = {}
+    of_exponent: dict[Hashable, Float64Array] = {}
     groups: dict[Hashable, Group] = {}
-    made = []
+    made = {}
     grow = inflation(land, dims)
-    for form, c, even in _by_even(forms, land, head):
-        scores = (c, form.scores.stores, dot_error(form, c, dims))
-        if _scores_key(*scores) not in of_scores:
+    for plan in plans:
+        form, c, even = plan.form, plan.constants, plan.even
+        if plan.of_scores not in of_scores:
             eps = score_error(head, raw, land, block, form, c)
             if head.has_sink:
                 eps[:, -1] = (forward.SCORE_ROUNDINGS * c.u + c.u_S) * land.size[:, -1] + c.omega_S
-            of_scores[_scores_key(*scores)] = eps
-        key = (_scores_key(*scores), c.u_D, c.omega_D, c.e_exp, c.e_log, c.e_ln, form.sums.splits > 1)
-        if key not in groups:
-            eps = of_scores[_scores_key(*scores)]
-            rho = forward.uneven_weight_error(eps, land, form, c)
+            of_scores[plan.of_scores] = eps
+        if plan.of_exponent not in of_exponent:
+            of_exponent[plan.of_exponent] = forward.exponent_error(of_scores[plan.of_scores], land, c)
+        if plan.of_group not in groups:
+            eps, exponent = of_scores[plan.of_scores], of_exponent[plan.of_exponent]
+            rho = forward.uneven_weight_error(eps, exponent, land, form, c)
             rho += even
             rho = land.seen(rho)
             if head.has_sink:
                 rho += forward.sink_error(land, c)
-            groups[key] = Group(eps, rho, even, forward.tilt(rho, land))
-        group = groups[key]
+            groups[plan.of_group] = Group(eps, exponent, rho, even, forward.tilt(rho, land))
+        group = groups[plan.of_group]
         tilted = group.tilted.lifted(even - group.even, p_total)
-        apart = forward.sweeps_apart(group.eps, tilted, land, form, c)
+        apart = forward.sweeps_apart(group.exponent, tilted, land, form, c)
         lse_size = land.lse_size
         if "whole_lse" in block.values:
             lse_size = block.part("lse").upper_abs()
@@ -178,21 +213,8 @@ def weigh(head: Head, block: Block, forms: Sequence[Contract], lse_format: Forma
             lse_bound = forward.lse_bound(tilted, group.rho, land, form, c, lse_format) * grow
         broken = rows_may_overflow(head, largest, group.eps, land, form, c)
         lse = Bounded(lse_bound, broken | (lse_size + lse_bound >= lse_format.overflow_threshold))
-        made.append((form, FormRows(c, group, tilted, apart, lse, broken)))
-    found = dict(made)
-    return Weighed(land, list(groups.values()), [found[form] for form in forms])
-
-
-def _by_even(forms: Sequence[Contract], land: Landscape, head: Head) -> list[tuple[Contract, Constants, float]]:
-    """Forms with their constants and the error that all weights share, the least of it first."""
-    given = [(form, constants(form, head.input_format)) for form in forms]
-    each = [(form, c, forward.even_weight_error(land, form, c)) for form, c in given]
-    return sorted(each, key=lambda item: item[2])
-
-
-def _scores_key(c: Constants, stores: int, dot: float) -> Hashable:
-    """All that `score_error` reads of a contract."""
-    return (dot, stores, c.u, c.w, c.u_q, c.u_k, c.omega_in, c.u_S, c.omega_S, c.e_exp, c.e_tanh, c.e_tanh_abs)
+        made[plan.place] = FormRows(c, group, tilted, apart, lse, broken)
+    return Weighed(land, list(groups.values()), [made[place] for place in range(len(plans))])
 
 
 def _outputs(
@@ -281,5 +303,6 @@ def _bare_lse_bound(block: Block, eps: Float64Array, contract: Contract, c: Cons
         "total": Enclosure(total, zero, total * (np.expm1(lse.rad + np.abs(lse.lo)) + 2.0**-49)),
     }
     bare = landscape(replace(block, values={}, patches=patches))
-    rho = forward.weight_error(eps[:, :-1], bare, contract, c)
+    eps = eps[:, :-1]
+    rho = forward.weight_error(eps, forward.exponent_error(eps, bare, c), bare, contract, c)
     return forward.lse_bound(forward.tilt(rho, bare), rho, bare, contract, c, fmt)

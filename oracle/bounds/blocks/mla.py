@@ -184,7 +184,7 @@ def _absorbed(
     h = row_sum_error(contract, c, n)
     if h >= 1:
         return Attended(np.full((len(q.mid), d_v), np.inf), np.zeros((len(q.mid), 1), dtype=bool))
-    apart = forward.sweeps_apart(w.eps, w.tilted, land, contract, c)
+    apart = forward.sweeps_apart(w.exponent, w.tilted, land, contract, c)
     shrink = (1 / (1 - h) + n * c.w) * (1 + apart)
     k_w = 0.0 if contract.sums.row_sum == "rounded" else c.u_P
     c_n = compound(accumulation_error(contract, c, n), c.u_v)

@@ -140,6 +140,7 @@ class _Form:
     c: Constants
     up: _Store
     eps: Float64Array
+    exponent: Float64Array
     reach: Float64Array
     rho: Float64Array
     tilted: forward.Tilted
@@ -189,8 +190,9 @@ def _form(
         alpha * reach, alpha, dims, dot, c, with_bias=False, operands=operands
     )
     eps = forward.stored_scores_error(eps, land.size, alpha, contract, c)
-    rho = forward.weight_error(eps, land, contract, c)
-    return _Form(contract, c, up, eps, reach, rho, forward.tilt(rho, land))
+    exponent = forward.exponent_error(eps, land, c)
+    rho = forward.weight_error(eps, exponent, land, contract, c)
+    return _Form(contract, c, up, eps, exponent, reach, rho, forward.tilt(rho, land))
 
 
 def bounds(
@@ -282,7 +284,7 @@ def _materialised(
     columns = ((sizes.v + wrong_v >= form.up.limit) | (sizes.v_env >= form.limit)).any(axis=0)
     heavy = (found.largest + of_v) / land.total_inverse >= form.limit
     inner = inner + form.c.omega_v * (1 + k_p)
-    apart = forward.sweeps_apart(form.eps, form.tilted, land, form.contract, form.c)
+    apart = forward.sweeps_apart(form.exponent, form.tilted, land, form.contract, form.c)
     return forward.out_bound(inner, out, land, form.contract, form.c, apart=apart), _Broken(
         rows, np.asarray(columns | heavy)
     )
@@ -304,7 +306,7 @@ def _absorbed(
         nothing = np.full(out.hi.shape, np.inf)
         return nothing, _Broken(np.zeros((len(nothing), 1), dtype=bool), np.zeros(nothing.shape, dtype=bool))
     # A normalised P is divided by a sum that may have been taken in an earlier sweep.
-    apart = forward.sweeps_apart(form.eps, form.tilted, land, contract, c)
+    apart = forward.sweeps_apart(form.exponent, form.tilted, land, contract, c)
     shrink = (1 / (1 - h) + n * c.w) * (1 + apart)
     k_w = 0.0 if contract.sums.row_sum == "rounded" else c.u_P
     c_n = compound(accumulation_error(contract, c, n), c.u_v)
