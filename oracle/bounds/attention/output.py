@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, expm1
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,8 @@ from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format
 
-# Pairs of queries and keys that are weighed at a time, and those whose weights are summed at a time; rows at least.
-CACHED, SUMMED, ROWS = 2**15, 2**17, 16
+# Pairs of queries and keys that are worked on at a time, and rows at least.
+PAIRS, ROWS = 2**17, 16
 
 
 def bounds(
@@ -44,21 +43,16 @@ def bounds(
     parts = []
     with np.errstate(all="ignore"):
         values, plans = values_of(whole.v, block.part("out").hi), _plans(whole, forms)
-        for head, piece in _pieces(whole, block, SUMMED, ROWS):
-            weighed = [weigh(*small, plans, observed[1]) for small in _pieces(head, piece, CACHED, 1)]
-            parts.append((_outputs(head, values, piece, weighed, forms, observed[0]), weighed))
-    return [
-        {
-            "out": _stacked([out[index] for out, _ in parts]),
-            "lse": _stacked([w.forms[index].lse for _, weighed in parts for w in weighed]),
-        }
-        for index in range(len(forms))
-    ]
+        for head, piece in _pieces(whole, block):
+            weighed = weigh(head, piece, plans, observed[1])
+            outputs = _outputs(head, values, piece, weighed, forms, observed[0])
+            parts.append([{"out": out, "lse": f.lse} for out, f in zip(outputs, weighed.forms, strict=True)])
+    return [{name: _stacked([part[name] for part in rows]) for name in rows[0]} for rows in zip(*parts, strict=True)]
 
 
-def _pieces(head: Head, block: Block, pairs: int, least: int) -> Iterator[tuple[Head, Block]]:
-    """A few rows at a time, of about as many pairs, or the least number of rows."""
-    count, step = len(head.q), max(least, pairs // max(1, len(head.k)))
+def _pieces(head: Head, block: Block) -> Iterator[tuple[Head, Block]]:
+    """A few rows at a time."""
+    count, step = len(head.q), max(ROWS, PAIRS // max(1, len(head.k)))
     if count <= step:
         yield head, block
         return
@@ -87,7 +81,7 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
     """One per form, for a block whose rows are those of ``head``; observed formats of O and L."""
     made = weigh(head, block, _plans(head, forms), observed[1])
     values = values_of(head.v, block.part("out").hi)
-    outputs = _outputs(head, values, block, [made], forms, observed[0])
+    outputs = _outputs(head, values, block, made, forms, observed[0])
     return [
         Errors(f.constants, made.land, f.group.eps, f.rho, out, f.lse, f.broken)
         for f, out in zip(made.forms, outputs, strict=True)
@@ -156,8 +150,8 @@ def _plans(head: Head, forms: Sequence[Contract]) -> list[Plan]:
     for place, form in enumerate(forms):
         c = constants(form, head.input_format)
         # All that `score_error` reads of a contract.
-        scores = (dot_error(form, c, head.q.shape[-1]), form.scores.stores, c.u, c.w, c.u_q, c.u_k, c.omega_in)
-        scores = (*scores, c.u_S, c.omega_S, c.e_exp, c.e_tanh, c.e_tanh_abs)
+        of_products = (dot_error(form, c, head.q.shape[-1]), c.u, c.w, c.u_q, c.u_k, c.omega_in)
+        scores = (*of_products, form.scores.stores, c.u_S, c.omega_S, c.e_exp, c.e_tanh, c.e_tanh_abs)
         exponent = (scores, c.u_D, c.omega_D)
         group = (exponent, c.e_log, c.e_ln, form.sums.splits > 1)
         even = forward.even_weight_error(len(head.k), form, c)
@@ -221,29 +215,23 @@ def _outputs(
     head: Head,
     values: Values,
     block: Block,
-    weighed: list[Weighed],
+    weighed: Weighed,
     forms: Sequence[Contract],
     out_format: Format,
 ) -> list[Bounded]:
-    """Bounds of O [r, Dv], one per form; ``weighed``: the rows of the block, a few at a time."""
-    out, land = block.part("out"), weighed[0].land
-    if len(weighed) > 1:
-        # Of these, nothing but the sums of rows is read below.
-        land = replace(land, total_inverse=np.concatenate([w.land.total_inverse for w in weighed]))
-    groups = range(len(weighed[0].groups))
-    weights = [_rows([w.groups[g].tilted.moved for w in weighed]) for g in groups]
-    p = _rows([w.land.p for w in weighed])
-    lifted = any(f.tilted.even for f in weighed[0].forms)
-    found = spread(values, out, [*weights, p] if lifted else weights, _visible(block, head))
-    p_size = found.magnitudes[-1] if lifted else p @ values.magnitude
+    """Bounds of O [r, Dv], one per form."""
+    out, land = block.part("out"), weighed.land
+    weights = [group.tilted.moved for group in weighed.groups]
+    lifted = any(f.tilted.even for f in weighed.forms)
+    found = spread(values, out, [*weights, land.p] if lifted else weights, land.visible)
+    p_size = found.magnitudes[-1] if lifted else land.p @ values.magnitude
     grow = inflation(land, head.q.shape[1])
     # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
     endless = ~np.isfinite(4 * values.total)
     results, size_of_out = [], out.upper_abs()
-    for index, form in enumerate(forms):
-        rows = [w.forms[index] for w in weighed]
-        c, tilted, broken = rows[0].constants, _joined([r.tilted for r in rows]), _rows([r.broken for r in rows])
-        at = next(g for g in groups if weighed[0].groups[g] is rows[0].group)
+    for form, made in zip(forms, weighed.forms, strict=True):
+        c, tilted, broken = made.constants, made.tilted, made.broken
+        at = next(g for g, group in enumerate(weighed.groups) if group is made.group)
         k_p = forward.cast_error(land, form, c)
         if head.descaled:
             # V is multiplied by its factor, or the output is.
@@ -255,8 +243,8 @@ def _outputs(
         inner = forward.weights_part(tilted, distance, found.farthest)
         inner = inner + k_p * forward.weights_part(tilted, size, found.largest)
         inner = inner + forward.underflow_part(tilted, land, found, form, c) + c.omega_v * (1 + k_p)
-        apart = 0.0 if isinstance(rows[0].apart, float) else _rows([np.asarray(r.apart) for r in rows])
-        out_bound = forward.out_bound(inner, out, land, form, forward.with_output(c, out_format), apart=apart) * grow
+        stored = forward.with_output(c, out_format)
+        out_bound = forward.out_bound(inner, out, land, form, stored, apart=made.apart) * grow
         out_bound = np.where(np.isnan(out_bound) & (broken | endless), np.inf, out_bound)
         too_large = size_of_out + out_bound >= out_format.overflow_threshold
         if form.output.saturate:
@@ -264,23 +252,6 @@ def _outputs(
             out_bound, too_large = np.maximum(out_bound, beyond), np.zeros_like(too_large)
         results.append(Bounded(out_bound, broken | too_large))
     return results
-
-
-def _visible(block: Block, head: Head) -> NDArray[np.bool_]:
-    """[r, n] with the sink's key."""
-    visible = block.visible_keys()
-    return np.hstack([visible, np.ones((len(visible), 1), dtype=bool)]) if head.has_sink else visible
-
-
-def _rows(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _joined(parts: list[forward.Tilted]) -> forward.Tilted:
-    """What rows gain, one after another; not the weights themselves."""
-    if len(parts) == 1:
-        return parts[0]
-    return replace(parts[0], gain=_rows([t.gain for t in parts]), huge=_rows([t.huge for t in parts]))
 
 
 def _stacked(parts: list[Bounded]) -> Bounded:
