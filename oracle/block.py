@@ -110,21 +110,20 @@ class Block:
 
     def between(self, start: int, stop: int) -> Block:
         """The block of rows start..stop alone; of parts that have no row for each of the block's, all is kept."""
-        count = len(self.rows)
+        count, part = len(self.rows), (Ellipsis, slice(start, stop), slice(None))
         with self.ar.working():
             values = {
                 name: self.ar.rows(value, start, stop) if _height(value) == count else value
                 for name, value in self.values.items()
             }
-        patches = {name: part.rows(slice(start, stop)) for name, part in self.patches.items()}
-        visible = None if self.visible is None else self.visible[start:stop]
-        rows, empty, undefined = self.rows[start:stop], self.empty[start:stop], self.undefined[start:stop]
+        patches = {name: patch.rows(part) for name, patch in self.patches.items()}
+        visible = None if self.visible is None else self.visible[part]
         return replace(
             self,
-            rows=rows,
+            rows=self.rows[start:stop],
             values=values,
-            empty=empty,
-            undefined=undefined,
+            empty=self.empty[..., start:stop],
+            undefined=self.undefined[..., start:stop],
             visible=visible,
             patches=patches,
             stack=None,

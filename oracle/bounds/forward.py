@@ -18,7 +18,7 @@ from math import exp, expm1, log, log1p
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.bounds.landscape import Landscape
+from oracle.bounds.landscape import Landscape, chosen
 from oracle.bounds.spread import Spread
 from oracle.contract.constants import Constants, accumulation_error, compound, rescale_error, row_sum_error, tiles
 from oracle.contract.contract import Contract
@@ -115,8 +115,8 @@ class Joined:
 
 
 def joined(land: Landscape) -> Joined:
-    scores, real = land.scores[:, -1:], land.visible[:, :-1]
-    top = np.where(real, land.scores[:, :-1], -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
+    scores, real = land.scores[..., -1:], land.visible[..., :-1]
+    top = np.where(real, land.scores[..., :-1], -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
     top = np.where(np.isneginf(top), scores, top)
     return Joined(top, np.abs(top) + land.slack, np.abs(scores - top) + 2 * land.slack)
 
@@ -132,7 +132,7 @@ def sink_error(land: Landscape, c: Constants) -> Float64Array:
     roundings = EXPONENT_ROUNDINGS * (2 * there.apart + spread + 1)
     roundings = roundings + MAX_ROUNDINGS * there.top_size + LSE_ROUNDINGS * (there.top_size + spread)
     late = c.u * roundings + 2 * (-2 * log1p(-c.e_exp) + c.e_log * log(n + 1) + c.e_ln) + c.u_D * there.apart
-    heavy = land.p[:, -1:] > 0.5
+    heavy = land.p[..., -1:] > 0.5
     last = np.arange(n) == n - 1
     return np.asarray(np.where(land.visible & (last != heavy), late, 0.0))
 
@@ -140,7 +140,7 @@ def sink_error(land: Landscape, c: Constants) -> Float64Array:
 def sink_lse_error(land: Landscape, c: Constants) -> Float64Array:
     """What joins dL [r, 1] with a sink: L formed from L_k and s, and a larger s outside the maximum, while exp can."""
     there = joined(land)
-    above = land.scores[:, -1:] + 2 * land.slack > there.top
+    above = land.scores[..., -1:] + 2 * land.slack > there.top
     outside = c.u * (EXPONENT_ROUNDINGS * there.apart + MAX_ROUNDINGS * there.top_size) - log1p(-c.e_exp)
     outside = np.where(above & (there.apart <= log(c.compute.max_finite) + 1), outside, 0.0)
     return np.asarray(outside + c.u * (LSE_ROUNDINGS * land.lse_size + 3) + c.e_log + c.e_ln)
@@ -185,22 +185,24 @@ def sweeps_apart(
         share = tilted.upper
         share *= tilted.gain
         np.minimum(share, 1.0, out=share)
-        if float(apart.max(initial=0.0)) <= SMALL:
-            # 1 - e^-x <= x - x^2 / 2 + x^3 / 6, which is too much by less than 2^-28 of itself.
-            lost = apart * (1.0 / 6)
-            lost -= 0.5
-            lost *= apart
-            lost += 1.0
-            lost *= apart
-            lost *= share
-        else:
-            lost = share * -np.expm1(-apart)
-        moved = lost.sum(axis=1, keepdims=True)
+        little = apart.max(axis=(-2, -1), keepdims=True, initial=0.0) <= SMALL
+        (lost,) = chosen(little, lambda: (_faded(apart) * share,), lambda: (share * -np.expm1(-apart),))
+        moved = lost.sum(axis=-1, keepdims=True)
         near = moved / (1 - np.minimum(moved, 0.5))
         if bool((moved < 0.5).all()):
             return np.asarray(near)
-        widest = np.expm1(np.where(share > 2.0**-100, apart, 0.0).max(axis=1, keepdims=True, initial=0.0))
+        widest = np.expm1(np.where(share > 2.0**-100, apart, 0.0).max(axis=-1, keepdims=True, initial=0.0))
         return np.asarray(np.where(moved < 0.5, near, widest + land.keys * 2.0**-98))
+
+
+def _faded(x: Float64Array) -> Float64Array:
+    """1 - e^-x <= x - x^2 / 2 + x^3 / 6, which is too much by less than 2^-28 of itself for a small x."""
+    lost = x * (1.0 / 6)
+    lost -= 0.5
+    lost *= x
+    lost += 1.0
+    lost *= x
+    return lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,24 +254,37 @@ def _tilted(
 
 def tilt(rho: Float64Array, land: Landscape) -> Tilted:
     with np.errstate(all="ignore"):
-        most = rho.max(axis=1, keepdims=True, initial=0.0)
-        largest = float(most.max(initial=0.0))
-        if largest <= SMALL:
-            # e^x - 1 <= x + x^2 / 2 + x^3 / (6 - 3 x / 2), which is too much by less than 2^-26 of itself.
-            moved = rho * (1.0 / (6 - 1.5 * largest))
-            moved += 0.5
-            moved *= rho
-            moved += 1.0
-            moved *= rho
-            moved *= land.p
-            spent = np.einsum("ij,ij->i", land.p, rho)[:, None]
-            top = land.log_p.max(axis=1, keepdims=True, initial=-np.inf) + most
-        else:
-            exponent = land.seen(land.log_p + rho, -np.inf)
-            spent = np.where(land.p > 0, land.p * rho, 0.0).sum(axis=1, keepdims=True)
-            top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
-            moved = np.exp(np.minimum(exponent, LARGEST_EXPONENT)) * -np.expm1(-rho)
-        return _tilted(land.p, moved, top, spent, moved.sum(axis=1, keepdims=True))
+        most = rho.max(axis=-1, keepdims=True, initial=0.0)
+        largest = most.max(axis=-2, keepdims=True, initial=0.0)
+        moved, spent, top = chosen(
+            largest <= SMALL, lambda: _tilted_little(rho, land, most, largest), lambda: _tilted_far(rho, land)
+        )
+        return _tilted(land.p, moved, top, spent, moved.sum(axis=-1, keepdims=True))
+
+
+def _tilted_little(
+    rho: Float64Array, land: Landscape, most: Float64Array, largest: Float64Array
+) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """(moved, spent, top) of `Tilted` by a series.
+
+    e^x - 1 <= x + x^2 / 2 + x^3 / (6 - 3 x / 2), which is too much by less than 2^-26 of itself.
+    """
+    moved = rho * (1.0 / (6 - 1.5 * largest))
+    moved += 0.5
+    moved *= rho
+    moved += 1.0
+    moved *= rho
+    moved *= land.p
+    spent = np.einsum("...ij,...ij->...i", land.p, rho)[..., None]
+    return moved, spent, land.log_p.max(axis=-1, keepdims=True, initial=-np.inf) + most
+
+
+def _tilted_far(rho: Float64Array, land: Landscape) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """The same for any rho."""
+    exponent = land.seen(land.log_p + rho, -np.inf)
+    spent = np.where(land.p > 0, land.p * rho, 0.0).sum(axis=-1, keepdims=True)
+    moved = np.exp(np.minimum(exponent, LARGEST_EXPONENT)) * -np.expm1(-rho)
+    return moved, spent, exponent.max(axis=-1, keepdims=True, initial=-np.inf)
 
 
 def weights_part(tilted: Tilted, weighted: Float64Array, farthest: Float64Array) -> Float64Array:
@@ -360,8 +375,8 @@ def lse_bound(
         if huge.any():
             # Clipping the exponent would be unsound: far rows use ln sum p e^rho through the largest exponent.
             exponent = land.seen(land.log_p + rho, -np.inf)
-            top = exponent.max(axis=1, keepdims=True, initial=-np.inf)
-            far = top + np.log(np.exp(exponent - top).sum(axis=1, keepdims=True)) + tilted.even
+            top = exponent.max(axis=-1, keepdims=True, initial=-np.inf)
+            far = top + np.log(np.exp(exponent - top).sum(axis=-1, keepdims=True)) + tilted.even
             lme = np.where(huge, np.maximum(far, 0.0), lme)
         bound = lme - log1p(-h) + land.keys * c.w + c.e_log * (land.log_total + lme + h) + c.e_ln
         bound = bound + c.u * (MAX_ROUNDINGS * land.max_size + LSE_ROUNDINGS * land.lse_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,8 @@ from oracle.formats import Float64Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Landscape:
-    """Upper bounds of what one block's rows look like, from enclosures; all [r, n] or [r, 1], zero where not visible.
+    """Upper bounds of what one block's rows look like, from enclosures; all [r, n] or [r, 1], zero where not visible
+    (of a stack of heads with a leading axis).
 
     everything: whether all of it is visible. slack: how far the true maximum of a row may lie from the shift. sink:
     whether the last key is one.
@@ -50,8 +52,8 @@ def landscape(block: Block) -> Landscape:
     if "sink" in block.values:
         # The last key is the sink: its value is 0.
         logit = block.part("sink")
-        scores = Enclosure(*(np.hstack(pair) for pair in zip(scores.parts(), logit.parts(), strict=True)))
-        visible = np.hstack([visible, np.ones((len(visible), 1), dtype=bool)])
+        scores = Enclosure(*(np.concatenate(two, axis=-1) for two in zip(scores.parts(), logit.parts(), strict=True)))
+        visible = np.concatenate([visible, np.ones((*visible.shape[:-1], 1), dtype=bool)], axis=-1)
     everything = bool(visible.all())
 
     def seen(a: Float64Array, otherwise: float) -> Float64Array:
@@ -77,7 +79,7 @@ def landscape(block: Block) -> Landscape:
         log_p = seen(log_p, -np.inf)
         lowest = np.maximum(total.hi - total.rad, 0.5)
         return Landscape(
-            keys=visible.shape[1],
+            keys=visible.shape[-1],
             visible=visible,
             everything=everything,
             scores=scores.hi,
@@ -99,3 +101,16 @@ def landscape(block: Block) -> Landscape:
 def inflation(land: Landscape, inner: int) -> float:
     """Covers the float64 roundings of evaluating the bound itself."""
     return 1.0 + 2.0**-52 * (land.keys + inner + 512)
+
+
+def chosen(
+    which: NDArray[np.bool_],
+    one: Callable[[], tuple[Float64Array, ...]],
+    other: Callable[[], tuple[Float64Array, ...]],
+) -> tuple[Float64Array, ...]:
+    """``one`` where ``which`` [1, 1] holds, else ``other``: head by head of a stack."""
+    if which.all():
+        return one()
+    if not which.any():
+        return other()
+    return tuple(np.where(which, a, b) for a, b in zip(one(), other(), strict=True))

@@ -37,7 +37,7 @@ class Near:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """The v [n, Dv] of a head, as sums over its keys read them, whichever rows they are for.
+    """The v [n, Dv] of a head, as sums over its keys read them, whichever rows they are for (or of a stack's heads).
 
     both [n, 2 Dv]: signs (1 of zero) beside magnitudes. total, high, low [Dv]: sum of magnitudes, largest and smallest
     entry. near: None where there are too many, or where it is not worth while.
@@ -52,19 +52,19 @@ class Values:
 
     @property
     def magnitude(self) -> Float64Array:
-        return self.both[:, self.v.shape[1] :]
+        return self.both[..., self.v.shape[-1] :]
 
 
 def values_of(v: Float64Array, out: Float64Array) -> Values:
     """Of v [n, Dv], for rows of the outputs [r, Dv]."""
     v = np.ascontiguousarray(v)
-    width = v.shape[1]
-    both = np.empty((len(v), 2 * width))
-    both[:, :width] = np.where(v < 0, -1.0, 1.0)
-    np.abs(v, out=both[:, width:])
-    high, low = v.max(axis=0, initial=-np.inf), v.min(axis=0, initial=np.inf)
-    near = _near(v, out) if len(out) * v.size >= MANY else None
-    return Values(v, both, both[:, width:].sum(axis=0), high, low, near)
+    width = v.shape[-1]
+    both = np.empty((*v.shape[:-1], 2 * width))
+    both[..., :width] = np.where(v < 0, -1.0, 1.0)
+    np.abs(v, out=both[..., width:])
+    high, low = v.max(axis=-2, initial=-np.inf), v.min(axis=-2, initial=np.inf)
+    near = _near(v, out) if v.ndim == 2 and len(out) * v.size >= MANY else None
+    return Values(v, both, both[..., width:].sum(axis=-2), high, low, near)
 
 
 def _near(v: Float64Array, out: Float64Array) -> Near | None:
@@ -100,11 +100,16 @@ class Spread:
 
 def spread(x: Values, out: Enclosure, weights: Sequence[Float64Array], visible: NDArray[np.bool_]) -> Spread:
     """Of values v [n, Dv], out [r, Dv], each weight [r, n] (zero where not visible) -> all [r, Dv]."""
-    (rows, width), keys = out.hi.shape, len(x.v)
-    everything = bool(visible.all())
-    count = np.full((rows, 1), keys) if everything else visible.sum(axis=1, keepdims=True)
-    size = np.tile(x.total, (rows, 1)) if everything else visible.astype(np.float64) @ x.magnitude
-    high, low = (x.high, x.low) if everything else _extremes(x, visible)
+    keys, width = x.v.shape[-2:]
+    whole = visible.all(axis=(-2, -1), keepdims=True)
+    everything = bool(whole.all())
+    if everything:
+        count = np.full((*out.hi.shape[:-1], 1), keys)
+        size, high, low = (np.broadcast_to(a[..., None, :], out.hi.shape) for a in (x.total, x.high, x.low))
+    else:
+        count = visible.sum(axis=-1, keepdims=True)
+        size = np.where(whole, x.total[..., None, :], visible.astype(np.float64) @ x.magnitude)
+        high, low = _extremes(x, visible)
     reach = out.rad + np.abs(out.lo)
     largest = np.where(count > 0, np.maximum(np.abs(high), np.abs(low)), 0.0)
     farthest = np.where(count > 0, np.maximum(high - out.hi, out.hi - low) + reach, 0.0)
@@ -112,12 +117,12 @@ def spread(x: Values, out: Enclosure, weights: Sequence[Float64Array], visible: 
     raised = _raised(x.v, out.hi, weights) if between is None else None
     weighted, magnitudes = [], []
     for index, weight in enumerate(weights):
-        whole = weight.sum(axis=1, keepdims=True)
+        whole = weight.sum(axis=-1, keepdims=True)
         if between is not None:
             # |v - O| = |v| - O sign(v), but for a v between zero and O: there |v - O| is missing twice.
             products = weight @ x.both
-            size_of = products[:, width:]
-            apart = size_of - products[:, :width] * out.hi + 2 * between.sums(weight)
+            size_of = products[..., width:]
+            apart = size_of - products[..., :width] * out.hi + 2 * between.sums(weight)
         else:
             # |v - O| = 2 max(v, O) - v - O.
             assert raised is not None
@@ -179,22 +184,32 @@ def _between(near: Near, out: Float64Array, keys: int) -> Between | None:
 
 def _raised(v: Float64Array, out: Float64Array, weights: Sequence[Float64Array]) -> Float64Array:
     """sum w max(v, O): v [n, Dv], out [r, Dv], each weight [r, n] -> [weights, r, Dv]."""
-    keys, width = v.shape
-    sums = np.zeros((len(out), len(weights), width))
+    keys, width = v.shape[-2:]
+    sums = np.zeros((*out.shape[:-1], len(weights), width))
     step = max(64, CACHED // max(1, width))
     for start in range(0, keys, step):
-        piece = v[start : start + step]
-        larger = np.empty_like(piece)
-        parts = np.stack([weight[:, start : start + step] for weight in weights], axis=1)
-        for total, row, part in zip(sums, out, parts, strict=True):
-            np.maximum(piece, row, out=larger)
-            total += part @ larger
-    return sums.transpose(1, 0, 2)
+        piece = v[..., None, start : start + step, :]
+        many = max(1, CACHED // max(1, piece.size))
+        parts = np.stack([weight[..., start : start + step] for weight in weights], axis=-2)
+        larger = np.empty(())
+        for first in range(0, out.shape[-2], many):
+            rows = out[..., first : first + many, None, :]
+            shape = np.broadcast_shapes(piece.shape, rows.shape)
+            larger = np.maximum(piece, rows, out=larger if larger.shape == shape else None)
+            sums[..., first : first + many, :, :] += parts[..., first : first + many, :, :] @ larger
+    return np.moveaxis(sums, -2, 0)
 
 
 def _extremes(x: Values, visible: NDArray[np.bool_]) -> tuple[Float64Array, Float64Array]:
     """Largest and smallest visible entry of each column: two of [r, Dv]; -inf and inf for an empty row."""
-    rows, n = visible.shape
+    rows, n = visible.shape[-2:]
+    if visible.size * x.v.shape[-1] <= CACHED:
+        seen, v = visible[..., None], x.v[..., None, :, :]
+        return np.where(seen, v, -np.inf).max(axis=-2), np.where(seen, v, np.inf).min(axis=-2)
+    if visible.ndim > 2:
+        heads = [Values(x.v[i], x.both[i], x.total[i], x.high[i], x.low[i], None) for i in range(len(x.v))]
+        found = [_extremes(head, own) for head, own in zip(heads, visible, strict=True)]
+        return np.stack([high for high, _ in found]), np.stack([low for _, low in found])
     high, low = np.full((rows, x.v.shape[1]), -np.inf), np.full((rows, x.v.shape[1]), np.inf)
     count = np.asarray(visible.sum(axis=1))
     last = np.where(count > 0, n - np.argmax(visible[:, ::-1], axis=1), 0)

@@ -42,6 +42,27 @@ _BOUNDS: dict[str, Bounds] = {
 }
 
 
+_AT_ONCE = frozenset({"attention", "attention_varlen", "attention_paged"})
+"""Ops whose bounds take a stack as they take a block: their arrays then have a leading axis, too."""
+
+
+def at_once(op: str, blocks: Sequence[Block]) -> list[tuple[Block, Sequence[tuple[int, int | None]]]]:
+    """What to ask bounds of for these blocks: a block, or the stack that several are of, with (index of a block, its
+    place in the stack) for each of them."""
+    found: dict[int, tuple[Block, list[tuple[int, int | None]]]] = {}
+    for index, block in enumerate(blocks):
+        whole, place = block.stack if block.stack and op in _AT_ONCE and not block.patches else (block, None)
+        found.setdefault(id(whole), (whole, []))[1].append((index, place))
+    return list(found.values())
+
+
+def of_head(found: Sequence[Mapping[str, Bounded]], place: int | None) -> Sequence[Mapping[str, Bounded]]:
+    """Of a stack's bounds, those of one head."""
+    if place is None:
+        return found
+    return [{n: Bounded(b.bound[place], b.may_overflow[place]) for n, b in form.items()} for form in found]
+
+
 def bounds_of(op: str) -> Bounds:
     """The bound function of ``op``; KeyError for an op without one (the coverage test names it)."""
     return _BOUNDS[op]

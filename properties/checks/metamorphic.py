@@ -57,12 +57,13 @@ def full_bounds(
     if where is not None and not any(mask.any() for mask in where.values()):
         return result
     formats = {n: format_of(v) for n, v in outputs.items()}
-    for block in enclose(case):
-        names = [n for n in outputs if block.holds(n)]
-        if where is not None and not any(_part(block, n, where[n]).any() for n in names if n in where):
-            continue
+    held = [(block, [n for n in outputs if block.holds(n)]) for block in enclose(case)]
+    if where is not None:
+        held = [(b, names) for b, names in held if any(_part(b, n, where[n]).any() for n in names if n in where)]
+    found = bounded(case, {}, [block for block, _ in held], subject.forms, formats)
+    for (block, names), by_form in zip(held, found, strict=True):
         live = ~(block.empty | block.undefined)
-        for form, bounds in enumerate(bounded(case, {}, block, subject.forms, formats)):
+        for form, bounds in enumerate(by_form):
             for name in names:
                 values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)
                 target = _part(block, name, result[form][name])

@@ -18,7 +18,7 @@ import numpy as np
 import properties
 from oracle.block import Block, Rows
 from oracle.bounds.bounded import Bounded
-from oracle.bounds.table import bounds_of
+from oracle.bounds.table import at_once, bounds_of, of_head
 from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.evaluate import rows_key
@@ -95,12 +95,23 @@ JUDGEMENTS = Codec(_encode, _decode)
 
 
 def bounded(
+    case: Case, rows: AllRows, blocks: Sequence[Block], forms: Sequence[Contract], formats: Mapping[str, Format]
+) -> list[Sequence[Mapping[str, Bounded]]]:
+    """Block by block and form by form: the bounds of the outputs in ``formats`` that it is a part of.
+
+    blocks: as `enclose` gives them for these ``rows``. Nobody may change the arrays.
+    """
+    found: list[Sequence[Mapping[str, Bounded]]] = [()] * len(blocks)
+    for whole, places in at_once(case.op, blocks):
+        made = _bounded(case, rows, whole, forms, formats)
+        for index, place in places:
+            found[index] = of_head(made, place)
+    return found
+
+
+def _bounded(
     case: Case, rows: AllRows, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
 ) -> Sequence[Mapping[str, Bounded]]:
-    """By form: the bounds of the outputs in ``formats`` that ``block`` is a part of; none where it is of none.
-
-    block: as `enclose` gives it for these ``rows``. Nobody may change the arrays.
-    """
     own = {name: fmt for name, fmt in formats.items() if block.holds(name)}
     if not own:
         return ()

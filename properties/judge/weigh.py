@@ -77,7 +77,7 @@ def weigh_all(
     formats = {n: format_of(v) for n, v in given.items()}
     rows = rows_to_certify(case)
     blocks = [block for block in enclose(case, rows=rows) if any(block.holds(n) for n in given)]
-    bounds: list[BlockBounds] = [bounded(case, rows, block, forms, formats) for block in blocks]
+    bounds: list[BlockBounds] = bounded(case, rows, blocks, forms, formats)
     values = [{n: block.take(n, v) for n, v in given.items() if block.holds(n)} for block in blocks]
     contradictions = (empty_rows(subject, case, block, held) for block, held in zip(blocks, values, strict=True))
     convention = next((text for text in contradictions if text), "")

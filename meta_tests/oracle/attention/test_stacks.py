@@ -9,6 +9,7 @@ import pytest
 
 from oracle import evaluate
 from oracle.block import Block
+from oracle.bounds.table import at_once, bounds_of, of_head
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import FORMATS, Format
@@ -107,3 +108,20 @@ def test_models_of_a_stack_are_those_of_its_heads() -> None:
             for place, key in enumerate(keys):
                 for name, wanted in op.model(case, key, rows, form).items():
                     assert np.array_equal(found[name][place], wanted, equal_nan=True), (name, form.label)
+
+
+@pytest.mark.parametrize("layout", ["dense", "packed"])
+def test_bounds_of_a_stack_are_those_of_its_heads(layout: str) -> None:
+    formats = {"out": FORMATS["bf16"], "lse": FORMATS["fp32"]}
+    forms = preset_forms("attention", "flash")
+    for case in cases(20):
+        asked = case if layout == "dense" else packed(case)
+        blocks, bounds = enclose(asked), bounds_of(asked.op)
+        for whole, places in at_once(asked.op, blocks):
+            found = bounds(asked, whole, forms, formats)
+            for index, place in places:
+                single = bounds(asked, blocks[index], forms, formats)
+                for one, other, form in zip(of_head(found, place), single, forms, strict=True):
+                    for name in one:
+                        assert np.array_equal(one[name].bound, other[name].bound, equal_nan=True), (name, form.label)
+                        assert np.array_equal(one[name].may_overflow, other[name].may_overflow), (name, form.label)

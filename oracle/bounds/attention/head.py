@@ -20,7 +20,7 @@ class Head:
 
     With a sink the last key is its. common [r, 1] or None: how much larger a kernel's scores may be, a whole row alike.
     descaled: whether q, k, v are stored numbers times factors. joins: how many additive terms there are. v_largest: of
-    all magnitudes of v.
+    all magnitudes of v [1, 1]. Of a stack of heads all have a leading axis.
     """
 
     q: Float64Array
@@ -37,11 +37,11 @@ class Head:
     common: Float64Array | None = None
     descaled: bool = False
     joins: int = 0
-    v_largest: float = 0.0
+    v_largest: Float64Array | float = 0.0
 
     def of_rows(self, rows: slice) -> Head:
-        bias, common = (None if a is None else a[rows] for a in (self.bias, self.common))
-        return replace(self, q=self.q[rows], bias=bias, common=common)
+        bias, common = (None if a is None else a[..., rows, :] for a in (self.bias, self.common))
+        return replace(self, q=self.q[..., rows, :], bias=bias, common=common)
 
 
 def numbers(case: Case, block: Block) -> Head:
@@ -50,8 +50,8 @@ def numbers(case: Case, block: Block) -> Head:
     (bias, common), k, v = _offsets(case, x, block.rows), x.k, x.v
     if x.sink is not None:
         # The sink's key: its raw score is 0, its value too.
-        k, v = (np.vstack([a, np.zeros((1, a.shape[1]))]) for a in (k, v))
-        bias = None if bias is None else np.pad(bias, [(0, 0), (0, 1)])
+        k, v = (np.concatenate([a, np.zeros_like(a[..., :1, :])], axis=-2) for a in (k, v))
+        bias = None if bias is None else with_zero(bias)
     cap, v_magnitude = case.options.get("softcap"), np.abs(v)
     return Head(
         x.q,
@@ -68,8 +68,13 @@ def numbers(case: Case, block: Block) -> Head:
         common,
         any(case.options.get(name) is not None for name in DESCALES),
         (x.bias is not None) + (x.slope is not None),
-        float(v_magnitude.max(initial=0.0)),
+        v_magnitude.max(axis=(-2, -1), keepdims=True, initial=0.0),
     )
+
+
+def with_zero(a: Float64Array) -> Float64Array:
+    """[r, n + 1]: with a zero for the sink's key, the last one."""
+    return np.concatenate([a, np.zeros_like(a[..., :1])], axis=-1)
 
 
 def _capped_last(case: Case) -> bool:

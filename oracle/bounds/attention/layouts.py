@@ -12,12 +12,12 @@ from oracle.bounds.bounded import Bounded
 from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.formats import Format
-from oracle.ops.layouts.case import dense
+from oracle.ops.layouts.case import dense, in_dense
 
 
 def bounds(
     case: Case, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
 ) -> list[dict[str, Bounded]]:
-    """One dict of ``out`` [r, Dv] and ``lse`` [r, 1] per form; see `oracle.bounds.table.Bounds`."""
-    n, h = block.key
-    return attention.bounds(dense(case, n), replace(block, key=(0, h)), forms, formats)
+    """One dict of ``out`` [r, Dv] and ``lse`` [r, 1] per form, or of a stack's; see `oracle.bounds.table.Bounds`."""
+    n, key = in_dense(block.key)
+    return attention.bounds(dense(case, n), replace(block, key=key), forms, formats)

@@ -37,7 +37,7 @@ PAIRS, ROWS = 2**17, 16
 def bounds(
     case: Case, block: Block, forms: Sequence[Contract], formats: Mapping[str, Format]
 ) -> list[dict[str, Bounded]]:
-    """One dict of ``out`` [r, Dv] and ``lse`` [r, 1] per form; see `oracle.bounds.table.Bounds`."""
+    """One dict of ``out`` [r, Dv] and ``lse`` [r, 1] per form, or of a stack's; see `oracle.bounds.table.Bounds`."""
     whole = numbers(case, block)
     observed = formats.get("out", whole.input_format), formats.get("lse", FORMATS["fp32"])
     parts = []
@@ -52,7 +52,7 @@ def bounds(
 
 def _pieces(head: Head, block: Block) -> Iterator[tuple[Head, Block]]:
     """A few rows at a time."""
-    count, step = len(head.q), max(ROWS, PAIRS // max(1, len(head.k)))
+    count, step = head.q.shape[-2], max(ROWS, PAIRS // max(1, head.k.shape[-2]))
     if count <= step:
         yield head, block
         return
@@ -154,14 +154,14 @@ def _plans(head: Head, forms: Sequence[Contract]) -> list[Plan]:
         scores = (*of_products, form.scores.stores, c.u_S, c.omega_S, c.e_exp, c.e_tanh, c.e_tanh_abs)
         exponent = (scores, c.u_D, c.omega_D)
         group = (exponent, c.e_log, c.e_ln, form.sums.splits > 1)
-        even = forward.even_weight_error(len(head.k), form, c)
+        even = forward.even_weight_error(head.k.shape[-2], form, c)
         made.append(Plan(place, form, c, even, scores, exponent, group))
     return sorted(made, key=lambda plan: plan.even)
 
 
 def weigh(head: Head, block: Block, plans: Sequence[Plan], lse_format: Format) -> Weighed:
     """Errors of scores, weights and L for a block whose rows are those of ``head``."""
-    dims = head.q.shape[1]
+    dims = head.q.shape[-1]
     land = landscape(block)
     if head.common is not None:
         land = replace(
@@ -170,10 +170,10 @@ def weigh(head: Head, block: Block, plans: Sequence[Plan], lse_format: Format) -
             max_size=land.max_size + head.common,
             lse_size=land.lse_size + head.common,
         )
-    raw = np.abs(head.q) @ head.k_magnitude.T
+    raw = np.abs(head.q) @ head.k_magnitude.swapaxes(-1, -2)
     raw *= 1 + 2.0**-52 * (dims + 2)
-    largest = land.seen(raw).max(axis=1, keepdims=True, initial=0.0) * max(head.alpha, 1.0)
-    p_total = land.p.sum(axis=1, keepdims=True)
+    largest = land.seen(raw).max(axis=-1, keepdims=True, initial=0.0) * max(head.alpha, 1.0)
+    p_total = land.p.sum(axis=-1, keepdims=True)
     of_scores: dict[Hashable, Float64Array] = {}
     of_exponent: dict[Hashable, Float64Array] = {}
     groups: dict[Hashable, Group] = {}
@@ -184,7 +184,7 @@ def weigh(head: Head, block: Block, plans: Sequence[Plan], lse_format: Format) -
         if plan.of_scores not in of_scores:
             eps = score_error(head, raw, land, block, form, c)
             if head.has_sink:
-                eps[:, -1] = (forward.SCORE_ROUNDINGS * c.u + c.u_S) * land.size[:, -1] + c.omega_S
+                eps[..., -1] = (forward.SCORE_ROUNDINGS * c.u + c.u_S) * land.size[..., -1] + c.omega_S
             of_scores[plan.of_scores] = eps
         if plan.of_exponent not in of_exponent:
             of_exponent[plan.of_exponent] = forward.exponent_error(of_scores[plan.of_scores], land, c)
@@ -225,9 +225,9 @@ def _outputs(
     lifted = any(f.tilted.even for f in weighed.forms)
     found = spread(values, out, [*weights, land.p] if lifted else weights, land.visible)
     p_size = found.magnitudes[-1] if lifted else land.p @ values.magnitude
-    grow = inflation(land, head.q.shape[1])
+    grow = inflation(land, head.q.shape[-1])
     # Where sums of V overflow float64 itself nothing can be computed, and nothing is promised.
-    endless = ~np.isfinite(4 * values.total)
+    endless = ~np.isfinite(4 * values.total)[..., None, :]
     results, size_of_out = [], out.upper_abs()
     for form, made in zip(forms, weighed.forms, strict=True):
         c, tilted, broken = made.constants, made.tilted, made.broken
@@ -257,13 +257,14 @@ def _outputs(
 def _stacked(parts: list[Bounded]) -> Bounded:
     if len(parts) == 1:
         return parts[0]
-    return Bounded(np.concatenate([p.bound for p in parts]), np.concatenate([p.may_overflow for p in parts]))
+    bound, may_overflow = ([getattr(p, name) for p in parts] for name in ("bound", "may_overflow"))
+    return Bounded(np.concatenate(bound, axis=-2), np.concatenate(may_overflow, axis=-2))
 
 
 def _bare_lse_bound(block: Block, eps: Float64Array, contract: Contract, c: Constants, fmt: Format) -> Float64Array:
     """dL [r, 1] of an L that leaves the sink out: the bound without a sink, about the maximum of the real keys."""
     scores, lse = block.part("scores"), block.part("lse")
-    top = np.max(scores.hi, axis=1, keepdims=True, where=block.visible_keys(), initial=-np.inf)
+    top = np.max(scores.hi, axis=-1, keepdims=True, where=block.visible_keys(), initial=-np.inf)
     top = np.where(np.isneginf(top), 0.0, top)
     total = np.exp(lse.hi - top)
     zero = np.zeros_like(top)
@@ -274,6 +275,6 @@ def _bare_lse_bound(block: Block, eps: Float64Array, contract: Contract, c: Cons
         "total": Enclosure(total, zero, total * (np.expm1(lse.rad + np.abs(lse.lo)) + 2.0**-49)),
     }
     bare = landscape(replace(block, values={}, patches=patches))
-    eps = eps[:, :-1]
+    eps = eps[..., :-1]
     rho = forward.weight_error(eps, forward.exponent_error(eps, bare, c), bare, contract, c)
     return forward.lse_bound(forward.tilt(rho, bare), rho, bare, contract, c, fmt)

@@ -36,25 +36,25 @@ def rows_may_overflow(
     weights, before = land.p, grown * (1.0 if contract.weights.normalised else factor)
     if contract.sums.splits > 1:
         # The maximum is that of a part, whichever keys it holds: no weight need be less than 1.
-        total = np.maximum(land.visible.sum(axis=1, keepdims=True), 1)
+        total = np.maximum(land.visible.sum(axis=-1, keepdims=True), 1)
         weights, before = 1.0 / total, grown * np.exp(contract.sums.lag) * total
     elif head.has_sink:
         # A sink that joins at the end leaves maximum and sums as they are without it.
         there = forward.joined(land)
         fall = np.minimum(land.scores + land.scores_rad + land.slack - there.top, 1.0)
         weights = np.where(land.visible & (np.arange(land.keys) < land.keys - 1), np.exp(fall), 0.0)
-        total = weights.sum(axis=1, keepdims=True)
+        total = weights.sum(axis=-1, keepdims=True)
         weights = weights / np.where(total > 0, total, 1.0)
         before = grown * (1.0 if contract.weights.normalised else np.exp(contract.sums.lag) * total)
     if not np.all(before * head.v_largest < sums_limit):
         sums = (np.where(land.visible, weights, 0.0) @ head.v_magnitude) * before
-        broken |= ~(sums < sums_limit).all(axis=1, keepdims=True)
+        broken |= ~(sums < sums_limit).all(axis=-1, keepdims=True)
     if contract.sums.row_sum not in ("unrounded", "rounded"):
         broken |= factor * (1 + row_sum_error(contract, c, land.keys)) >= _limit(contract.sums.row_sum)
     if contract.scores.stores:
         # Raw products, scaled ones and their sum with the bias are all stored.
         stored = np.maximum(largest * (1 + 2.0**-8), land.seen(land.size + eps))
-        broken |= (stored >= c.scores.overflow_threshold).any(axis=1, keepdims=True)
+        broken |= (stored >= c.scores.overflow_threshold).any(axis=-1, keepdims=True)
     return np.asarray(broken)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from oracle.block import Block
 from oracle.bounds import forward
-from oracle.bounds.attention.head import Head
+from oracle.bounds.attention.head import Head, with_zero
 from oracle.bounds.landscape import Landscape
 from oracle.contract.constants import Constants, compound, dot_error
 from oracle.contract.contract import Contract
@@ -16,7 +16,7 @@ from oracle.formats import Float64Array
 def score_error(
     head: Head, raw: Float64Array, land: Landscape, block: Block, contract: Contract, c: Constants
 ) -> Float64Array:
-    dims, bias, alpha = head.q.shape[1], head.bias, head.alpha
+    dims, bias, alpha = head.q.shape[-1], head.bias, head.alpha
     eps = forward.dot_scores_error(
         raw * alpha,
         alpha,
@@ -78,7 +78,7 @@ def _before_cap(head: Head, block: Block) -> tuple[Float64Array, Float64Array]:
     """Lower and upper bound of |x| for what the soft cap is applied to [r, n]; 0 for the sink, which is not capped."""
     given = block.part("uncapped")
     both = np.maximum(np.abs(given.hi) - np.abs(given.lo) - given.rad, 0.0), given.upper_abs()
-    low, high = (np.pad(size, [(0, 0), (0, 1)]) if head.has_sink else size for size in both)
+    low, high = (with_zero(size) if head.has_sink else size for size in both)
     return low, high
 
 
@@ -112,10 +112,11 @@ def tanh_moves(low: Float64Array, high: Float64Array, error: Float64Array) -> Fl
     return np.asarray(share * np.exp(-2 * np.maximum(b, 0.0)))
 
 
-def operand_sums(head: Head, land: Landscape, c: Constants) -> Float64Array | float:
-    """sum |q| + sum |k_j|: over all keys where its largest value does not matter, else key by key [r, n]."""
-    of_q, of_k = np.abs(head.q).sum(axis=1, keepdims=True), head.k_magnitude.sum(axis=1)
-    largest = float(of_q.max(initial=0.0) + of_k.max(initial=0.0))
-    if largest * max(1.0, head.alpha) * c.omega_in < 2.0**-20 * c.e_exp:
-        return largest
-    return np.where(land.visible, of_q + of_k[None, :], 0.0)
+def operand_sums(head: Head, land: Landscape, c: Constants) -> Float64Array:
+    """sum |q| + sum |k_j|: over all keys [1, 1] where its largest value does not matter, else key by key [r, n]."""
+    of_q, of_k = np.abs(head.q).sum(axis=-1, keepdims=True), head.k_magnitude.sum(axis=-1)[..., None, :]
+    largest = of_q.max(axis=-2, keepdims=True, initial=0.0) + of_k.max(axis=-1, keepdims=True, initial=0.0)
+    little = largest * max(1.0, head.alpha) * c.omega_in < 2.0**-20 * c.e_exp
+    if little.all():
+        return np.asarray(largest)
+    return np.where(little, largest, np.where(land.visible, of_q + of_k, 0.0))
