@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from oracle.ops.attention.options import EXCLUDING
 from properties.judge.verdict import Judgement
 from properties.subject import Input, Subject
 
@@ -48,8 +49,8 @@ class Property:
                 if "return_lse" not in have:
                     return "return_lse"
             elif need == "exclusion":
-                if not {"is_causal", "attn_mask", "window_size"} & have:
-                    return "is_causal, attn_mask or window_size"
+                if not have & set(EXCLUDING):
+                    return f"{', '.join(EXCLUDING[:-1])} or {EXCLUDING[-1]}"
             elif need not in have:
                 return need
         return ""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from oracle.formats import EIGHT_BITS, FORMATS, STORAGE
+from oracle.ops.attention.options import DESCALES
 from oracle.ops.contracts import declared_forms, ladder
 from oracle.ops.table import ops
 from properties.diagnosis.engine import diagnose
@@ -18,7 +19,7 @@ from properties.inputs.recipes import Mask
 from properties.inputs.strategies import attention_input
 from properties.judge.judgements import within_bound
 from properties.judge.verdict import Verdict
-from properties.ops.attention.options import Extras, descales, held
+from properties.ops.attention.options import descales, held
 from properties.ops.table import properties_for
 from properties.subject import PROFILES, Subject, subject_for
 from reports.command.options import parsed
@@ -139,7 +140,7 @@ def test_a_probe_and_the_conformance_check_know_them() -> None:
 
 
 def test_masks_and_sinks_are_in_bf16() -> None:
-    given = attention_input(subject(), kv_heads=2, sq=3, sk=9, mask=Mask("additive"), extras=Extras(sink=1.0))
+    given = attention_input(subject(), kv_heads=2, sq=3, sk=9, mask=Mask("additive"), extras={"sinks": 1.0})
     assert given.case.options["attn_mask"].dtype == given.case.options["sinks"].dtype == FORMATS["bf16"].dtype
     assert within_bound(subject(), given).verdict is Verdict.PASS
 
@@ -159,11 +160,14 @@ def test_no_edge_leaves_the_format(dtype: str) -> None:
 
 
 def test_factors_differ_by_head_and_sequence() -> None:
-    found = descales(2, 3, each=True)
+    def factors(value: str) -> dict[str, Any]:
+        return {name: descales(name, value, FORMATS["bf16"], {"B": 2, "Hkv": 3}) for name in DESCALES}
+
+    found = factors("heads")
     for values in found.values():
         assert values.shape == (2, 3)
         assert len(np.unique(values)) == 6
-    assert all(len(np.unique(values)) == 1 for values in descales(2, 3, each=False).values())
+    assert all(len(np.unique(values)) == 1 for values in factors("one").values())
     products = found["q_descale"] * found["k_descale"]
     assert not np.isin(products, 1.0).any(), "dropping both would not be seen"
 
@@ -175,7 +179,7 @@ def test_factors_differ_by_head_and_sequence() -> None:
 ])  # fmt: skip
 def test_a_defect_of_the_factors_is_named(mutant: str, says: str) -> None:
     held = subject_for(resolve(mutant_named(mutant).target), "e4m3", profile=PROFILES["quick"])
-    given = attention_input(held, batch=2, kv_heads=2, sq=4, sk=21, extras=Extras(descale="heads"))
+    given = attention_input(held, batch=2, kv_heads=2, sq=4, sk=21, extras={"k_descale": "heads"})
     found = diagnose(held, given.case, seconds=60.0)
     # A mean of factors is none of the hypotheses: where it shows is told.
     assert found == f"as if {says}" if says else found.startswith("wrong ")
@@ -192,7 +196,7 @@ def test_a_factor_alone_is_asked_for_and_none_in_float64() -> None:
         "v_descale" in g.case.options for row in properties_for("attention") for g in row.edges(subject(of_values))
     )
     assert held(subject(of_values, "fp64")) == []
-    kept = attention_input(subject(of_values, "fp64"), extras=Extras(descale="heads"))
+    kept = attention_input(subject(of_values, "fp64"), extras={"k_descale": "heads"})
     assert "v_descale" not in kept.case.options
 
 

@@ -15,7 +15,6 @@ from properties.judge.empty_rows import empty_rows
 from properties.judge.verdict import Verdict
 from properties.ops.attention import options, relations
 from properties.ops.attention.merge import split_merge
-from properties.ops.attention.options import Extras
 from properties.ops.attention.table import PROPERTIES
 from properties.property import Property
 from properties.search import judge
@@ -44,7 +43,7 @@ def test_a_sink_is_counted_by_one_part(function: Any, sink: float) -> None:
     """Whether the LSE includes it or not, and where a part sees nothing but the sink."""
     subject = subject_of(function)
     for mask in (None, Mask("bool", "first"), Mask("bool", "last")):
-        given = attention_input(subject, kv_heads=2, sq=3, sk=40, mask=mask, extras=Extras(sink=sink))
+        given = attention_input(subject, kv_heads=2, sq=3, sk=40, mask=mask, extras={"sinks": sink})
         assert split_merge(subject, given).verdict is Verdict.PASS
         assert judge(subject, row("P7"), given).verdict is Verdict.PASS
 
@@ -52,7 +51,7 @@ def test_a_sink_is_counted_by_one_part(function: Any, sink: float) -> None:
 def test_an_lse_that_lacks_the_sink_is_no_merge() -> None:
     function = resolve(mutant_named("lse_without_sink").target).function
     subject = subject_of(function)
-    given = attention_input(subject, sq=3, sk=40, extras=Extras(sink=3.0))
+    given = attention_input(subject, sq=3, sk=40, extras={"sinks": 3.0})
     assert split_merge(subject, given).verdict is Verdict.FAIL
 
 
@@ -73,7 +72,7 @@ def only_a_sink(lse: float) -> Any:
 def test_a_row_with_nothing_but_a_sink_has_its_logit(lse: float, verdict: Verdict) -> None:
     subject = subject_of(flash.attention)
     wrong = replace(subject, target=target_from(only_a_sink(lse), spec="small", op="attention"))
-    given = attention_input(wrong, sq=5, sk=7, mask=Mask("bool", "rows"), extras=Extras(sink=1.0))
+    given = attention_input(wrong, sq=5, sk=7, mask=Mask("bool", "rows"), extras={"sinks": 1.0})
     assert judge(wrong, row("P3"), given).verdict is verdict
 
 
@@ -96,7 +95,7 @@ def test_an_empty_row_follows_its_convention_where_there_is_no_sink() -> None:
 def test_ends_of_a_window_are_watched() -> None:
     subject = subject_of(flash.attention)
     for sq, window, ends in ((1, (3, 0), {5, 6}), (10, (2, 1), None)):
-        case = attention_input(subject, sq=sq, sk=10, extras=Extras(window=window)).case
+        case = attention_input(subject, sq=sq, sk=10, extras={"window_size": window}).case
         visible = relations.visible_rows(case)
         watched = relations.watched_keys(case, visible, 2)
         assert ends is None or ends <= set(watched)
@@ -106,13 +105,13 @@ def test_ends_of_a_window_are_watched() -> None:
 
 def test_the_hull_of_values_includes_the_sink() -> None:
     subject = subject_of(flash.attention)
-    given = attention_input(subject, sq=3, sk=9, extras=Extras(sink=4.0))
+    given = attention_input(subject, sq=3, sk=9, extras={"sinks": 4.0})
     shifted = given.case.with_arrays(v=given.case.arrays["v"] + np.float32(10))
     assert relations.partition_of_unity(subject, replace(given, case=shifted)).verdict is Verdict.PASS
 
 
 def test_options_are_those_of_the_target_and_mean_what_it_says() -> None:
-    every = Extras((3, 0), 5.0, "sequences", 1.0)
+    every = {"window_size": (3, 0), "softcap": 5.0, "alibi_slopes": "sequences", "sinks": 1.0}
     subject = subject_of(flash_variants.other_options, "bf16")
     made = options.option_values(subject, every, batch=2, heads=6)
     assert made["alibi_slopes"].shape == (2, 6)
@@ -141,11 +140,11 @@ def test_each_option_is_drawn_in_part_of_the_cases() -> None:
     def drawn(data: Any) -> None:
         seen.append(options.drawn(data.draw, subject, options.NAMES))
         assert options.drawn(data.draw, subject, options.NAMES, one=True) != options.NONE
-        assert set(options.drawn(data.draw, subject, ("softcap",)).facts()) <= {"softcap"}
+        assert set(options.facts(options.drawn(data.draw, subject, ("softcap",)))) <= {"softcap"}
 
     drawn()
     for field in ("window", "softcap", "alibi", "sink"):
-        share = np.mean([field in extras.facts() for extras in seen])
+        share = np.mean([field in options.facts(extras) for extras in seen])
         assert 0.1 < share < 0.7, field
 
 

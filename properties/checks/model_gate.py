@@ -21,6 +21,7 @@ from oracle.case import Case
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.formats import Float64Array
+from oracle.ops.attention.options import is_set
 from oracle.ops.table import op_named
 from properties.checks.metamorphic import Outputs, observe
 from properties.inputs import strategies
@@ -28,6 +29,7 @@ from properties.inputs.recipes import Logits, Recipe
 from properties.judge.remembered import judged
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.judge.weigh import exact_blocks
+from properties.ops.attention.options import TABLE
 from properties.subject import Input, Subject
 
 LEAST_VALUES = 512
@@ -84,9 +86,8 @@ def _compared(subject: Subject, case: Case, outputs: Outputs) -> Judgement:
     worst, ratios, label = best
     detail = ", ".join(f"{n} rms is {r:.3g} of the model's" for n, r in ratios.items()) + f" ({label} form)"
     figures = {f"model_ratio_{n}": r for n, r in ratios.items()}
-    # A tanh made of exp errs by up to 17 times the model's in fp32, without breaking its contract.
-    capped = case.options.get("softcap") is not None
-    judged = not capped and all(map(_followed, subject.forms))
+    apart = any(is_set(case, row.name) for row in TABLE if not row.modelled)
+    judged = not apart and all(map(_followed, subject.forms))
     verdict = Verdict.FAIL if judged and worst > 1 else Verdict.PASS
     return Judgement(verdict, Basis.CALIBRATED, detail, worst, metrics=figures, forms={label: worst})
 

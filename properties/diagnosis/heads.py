@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from oracle.block import Rows
 from oracle.case import Case
 from oracle.formats import Float64Array, StoredArray
-from oracle.ops.attention.case import head, visibility
+from oracle.ops.attention.case import head
+from oracle.ops.attention.options import is_set, taken, with_meanings
 from properties.diagnosis.counterfactual import Counterfactual, FailingCase, Key
+from properties.ops.attention.options import TABLE
 
 TILES = (16, 32, 64, 128)
 
@@ -22,7 +24,7 @@ TILES = (16, 32, 64, 128)
 class Head:
     """Rows of one query head: q [r, D], k [n, D], v [n, Dv] as stored; visible, bias [r, n]; bias and scale or None.
 
-    bias: additive mask and ALiBi together. kept: soft cap and sink as options of a case of this head alone.
+    bias: additive mask and ALiBi together. kept: what else is set, as options of a case of this head alone.
     """
 
     key: Key
@@ -78,19 +80,18 @@ class Heads:
         b, h = key
         shared = h // (q.shape[1] // k.shape[1])
         bare = self.case.without_options("attn_mask")
+        x = head(bare, key, rows)
         made = Head(
             key,
             rows,
             q[b, h][rows],
             k[b, shared],
             v[b, shared],
-            visibility(bare, key, rows),
-            None,
+            x.visible,
+            x.tilted(),
             bare.options.get("scale"),
             _of_one_head(self.case, h),
         )
-        if self.case.options.get("alibi_slopes") is not None:
-            made = replace(made, bias=head(bare, key, rows).tilted())
         mask = self.case.options.get("attn_mask")
         if mask is None:
             return made
@@ -133,10 +134,9 @@ class Heads:
 
 
 def _of_one_head(case: Case, h: int) -> dict[str, Any]:
-    """Soft cap and sink of one head."""
-    given = case.options
-    kept = {n: given[n] for n in ("softcap", "softcap_order", "lse_sink") if given.get(n) is not None}
-    return kept if given.get("sinks") is None else kept | {"sinks": given["sinks"][h : h + 1]}
+    """The options of one head that are neither its mask nor its bias nor its numbers."""
+    kept = with_meanings([row.name for row in TABLE if row.kept])
+    return taken({name: case.options[name] for name in kept if is_set(case, name)}, Hq=[h])
 
 
 def last_missing(n: int, one: str, many: str) -> Iterator[tuple[str, int]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oracle.case import Case
 from oracle.formats import EIGHT_BITS, Float64Array, Format, StoredArray
 from properties.inputs.recipes import FAMILIES, GENERAL, KINDS, OVER, Logits, Mask, Recipe, array, mask_array, plant
-from properties.ops.attention.options import NAMES, NONE, Extras, drawn, option_values
+from properties.ops.attention.options import NAMES, NONE, Extras, drawn, facts, option_values
 from properties.subject import Input, Subject
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -136,7 +136,7 @@ def attention_input(
         options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), subject.wide)
     options |= option_values(subject, extras, batch=batch, heads=heads, kv_heads=kv_heads)
     case = Case("attention", {"q": stored(q, fmt), "k": stored(k, fmt), "v": v}, options)
-    facts = {
+    about = {
         "recipe": recipe.family,
         "values": values.family,
         "logits": logits.kind,
@@ -149,7 +149,7 @@ def attention_input(
         "causal": bool(options.get("is_causal", False)),
         "mask": f"{mask.kind}, hides {mask.hides}, over {mask.over}" if "attn_mask" in options and mask else "",
     }
-    return Input(case, facts | extras.facts() | (features or {}))
+    return Input(case, about | facts(extras) | (features or {}))
 
 
 def stored(x: Float64Array, fmt: Format) -> StoredArray:

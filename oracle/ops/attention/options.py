@@ -17,7 +17,7 @@ What an option computes stands in `oracle.ops.attention.case`, how it is drawn a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -164,9 +164,8 @@ TABLE = (
         excludes=True,
     ),
     Option("softcap", check=positive, depends=("softcap_order",), aliases=("logits_soft_cap",)),
-    # A part of the keys sees its queries at other distances.
+    # A part of the keys sees its queries elsewhere.
     Option("alibi_slopes", check=shaped, depends=("causal_alignment", "alibi_bias"), dims="B Hq", parts="none"),
-    # One more key, of value 0: counted once.
     Option(
         "sinks",
         check=shaped,
@@ -190,11 +189,26 @@ CHOICES = {row.name: row.meanings for row in TABLE if row.meanings}
 """Options that say which of the published meanings holds."""
 DESCALES = tuple(f"{of}_descale" for of in "qkv")
 EXCLUDING = tuple(row.name for row in TABLE if row.excludes)
+RULES = tuple(row.name for row in TABLE if row.excludes and not row.dims)
+"""Options that exclude keys by where these stand."""
+UNPARTED = tuple(row.name for row in TABLE if row.parts == "none")
+COUNTED_ONCE = tuple(row.name for row in TABLE if row.parts == "one")
+"""Options that are one more key, of value 0."""
 
 
 def defaults(*names: str, lacking: str = "") -> dict[str, Any]:
     """The options with these names (all, without any) with their defaults, but those that a relative lacks."""
     return {row.name: row.default for row in TABLE if row.name in (names or ROWS) and lacking not in row.lacking}
+
+
+def with_meanings(names: Sequence[str]) -> list[str]:
+    """These options and those that fix what they mean."""
+    return [*names, *(choice for name in names for choice in ROWS[name].depends)]
+
+
+def is_set(case: Case, name: str) -> bool:
+    """Whether the case gives the option a value."""
+    return case.options.get(name) is not None
 
 
 def check_options(options: Mapping[str, Any], known: Mapping[str, Any], sizes: Sizes) -> None:

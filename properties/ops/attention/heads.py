@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from oracle.case import Case
+from oracle.ops.attention.options import taken
 from properties.checks.metamorphic import agree, observe
 from properties.judge.verdict import Judgement, worst_of
-from properties.ops.attention.options import factors_by_head
 from properties.ops.attention.relations import agree_on
 from properties.subject import Input, Subject
 
@@ -20,8 +22,8 @@ def heads_alone(subject: Subject, example: Input) -> Judgement:
     judged = []
     if group > 1:
         repeated = case.with_arrays(**{n: np.repeat(case.arrays[n], group, axis=1) for n in ("k", "v")})
-        factors = {n: np.repeat(a, group, axis=1) for n, a in factors_by_head(case).items()}
-        repeated = repeated.with_options(**factors)
+        each = np.repeat(np.arange(case.arrays["k"].shape[1]), group)
+        repeated = replace(repeated, options=taken(case.options, Hkv=each))
         again = observe(subject, repeated)
         judged.append(agree(subject, case, whole, repeated, again, what="grouped and repeated KV heads"))
     for b, h in _places(case):
@@ -40,16 +42,5 @@ def _places(case: Case) -> list[tuple[int, int]]:
 
 
 def _one_head(case: Case, b: int, h: int, kv: int) -> Case:
-    q, k, v = (case.arrays[n][b : b + 1] for n in ("q", "k", "v"))
-    alone = case.with_arrays(q=q[:, h : h + 1], k=k[:, kv : kv + 1], v=v[:, kv : kv + 1])
-    sinks, slopes = case.options.get("sinks"), case.options.get("alibi_slopes")
-    if sinks is not None:
-        alone = alone.with_options(sinks=sinks[h : h + 1])
-    if slopes is not None:
-        alone = alone.with_options(alibi_slopes=slopes[..., h : h + 1] if slopes.ndim == 1 else slopes[b, h : h + 1])
-    alone = alone.with_options(**{n: a[b : b + 1, kv : kv + 1] for n, a in factors_by_head(case).items()})
-    mask = case.options.get("attn_mask")
-    if mask is None or mask.ndim < 4:
-        return alone
-    own = mask[b : b + 1] if mask.shape[0] > 1 else mask
-    return alone.with_options(attn_mask=own[:, h : h + 1] if own.shape[1] > 1 else own)
+    arrays = {n: a[b : b + 1, [h if n == "q" else kv]] for n, a in case.arrays.items()}
+    return replace(case, arrays=arrays, options=taken(case.options, B=[b], Hq=[h], Hkv=[kv]))

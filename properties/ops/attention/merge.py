@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.formats import Float64Array
-from oracle.ops.attention.options import chosen
+from oracle.ops.attention.options import COUNTED_ONCE, RULES, UNPARTED, chosen, is_set, with_meanings
 from properties.checks.metamorphic import Outputs, full_bounds, observe
 from properties.judge.judgements import draw_of
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
@@ -48,8 +48,7 @@ def split_merge(subject: Subject, example: Input) -> Judgement:
 
 def _parts(subject: Subject, case: Case, cut: int) -> Iterator[Case]:
     """Calls that attend to keys [0, cut) and [cut, Sk) of the case; nothing where one of them cannot be asked for."""
-    if case.options.get("alibi_slopes") is not None:
-        # A part of the keys sees its queries at other distances.
+    if any(is_set(case, name) for name in UNPARTED):
         return
     k, v = case.arrays["k"], case.arrays["v"]
     keys, mask = k.shape[2], case.options.get("attn_mask")
@@ -59,10 +58,10 @@ def _parts(subject: Subject, case: Case, cut: int) -> Iterator[Case]:
         if mask is not None and mask.shape[-1] > 1:
             part = part.with_options(attn_mask=mask[..., start:stop])
         if start:
-            part = part.without_options("sinks", "lse_sink")
-        if case.options.get("is_causal") or case.options.get("window_size") is not None:
+            part = part.without_options(*with_meanings(COUNTED_ONCE))
+        if any(case.options.get(name) for name in RULES):
             seen = visible_rows(case)[..., start:stop]
-            bare = part.without_options("is_causal", "causal_alignment", "window_size", "window_left")
+            bare = part.without_options(*with_meanings(RULES))
             if np.array_equal(visible_rows(part), seen):
                 pass
             elif np.array_equal(visible_rows(bare), seen):

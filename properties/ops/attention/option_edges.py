@@ -1,4 +1,4 @@
-"""The deterministic inputs of attention's properties for windows, soft caps, ALiBi and sinks; none for who lacks them.
+"""The deterministic inputs of attention's properties for its options, alone and together; none for who lacks them.
 
 `properties.ops.attention.edges` joins them to the lists of the properties.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from oracle.ops.attention.options import COUNTED_ONCE
 from properties.inputs import strategies
 from properties.inputs.recipes import Logits, Mask, Recipe
-from properties.ops.attention.options import Extras, held, takes
+from properties.ops.attention.options import NAMES, Extras, alone, held, together
 from properties.subject import Input, Subject
 
 
@@ -21,28 +22,18 @@ def _made(subject: Subject, edge: str, extras: Extras, **shape: Any) -> Input:
 def matter(subject: Subject) -> Iterator[Input]:
     """P17: each option alone at values far from none, then options whose order or interplay is a decision."""
     common: dict[str, Any] = {"sq": 9, "sk": 21, "dims": 32, "kv_heads": 2, "batch": 2}
-    alone = {
-        "window_size": [Extras(window=w) for w in ((4, 0), (0, 3), (-1, 2), (6, -1), (2, 5))],
-        "softcap": [Extras(softcap=c) for c in (1.0, 5.0, 30.0)],
-        "alibi_slopes": [Extras(alibi=a) for a in ("heads", "sequences")],
-        "sinks": [Extras(sink=s) for s in (0.5, 5.0)],
-        "k_descale": [Extras(descale=d) for d in ("heads", "one")],
-    }
-    for name in held(subject, tuple(alone)):
-        for extras in alone[name]:
-            # Scores up to 60, so that a cap of 30 is felt.
-            logits = Logits("ascending", 60.0 if name == "softcap" else 0.0)
-            yield _made(subject, name, extras, logits=logits, **common)
+    for row, extras in alone(subject, "matter"):
+        yield _made(subject, row.name, extras, logits=Logits("ascending", row.felt), **common)
     if subject.has("softcap"):
         for more in combined(subject):
-            yield _made(subject, "cap and bias", Extras(softcap=2.0), **common, **more)
+            yield _made(subject, "cap and bias", {"softcap": 2.0}, **common, **more)
         if subject.has("alibi_slopes"):
-            yield _made(subject, "cap and alibi", Extras(softcap=2.0, alibi="heads"), **common)
+            yield _made(subject, "cap and alibi", {"softcap": 2.0, "alibi_slopes": "heads"}, **common)
     if subject.has("sinks"):
         for more in combined(subject):
-            yield _made(subject, "sink and bias", Extras(sink=1.0), **common, **more)
+            yield _made(subject, "sink and bias", {"sinks": 1.0}, **common, **more)
     if len(held(subject)) > 1:
-        yield _made(subject, "all options", Extras((5, 2), 5.0, "heads", 1.0, "heads"), scale=1.0, **common)
+        yield _made(subject, "all options", together("all"), scale=1.0, **common)
 
 
 def combined(subject: Subject) -> list[dict[str, Any]]:
@@ -61,26 +52,26 @@ def windows(subject: Subject) -> Iterator[Input]:
         (1, 9, (3, 0)), (1, 40, (31, 0)), (1, 70, (32, 0)), (2, 70, (3, 2)),
     ):  # fmt: skip
         edge = "decode window" if sq == 1 else "window"
-        yield _made(subject, edge, Extras(window=window), sq=sq, sk=sk)
+        yield _made(subject, edge, {"window_size": window}, sq=sq, sk=sk)
     if subject.has("is_causal"):
-        yield _made(subject, "causal window", Extras(window=(3, 2)), sq=20, sk=37, is_causal=True)
+        yield _made(subject, "causal window", {"window_size": (3, 2)}, sq=20, sk=37, is_causal=True)
     if subject.has("attn_mask"):
-        yield _made(subject, "masked window", Extras(window=(9, 9)), sq=20, sk=37, mask=Mask("bool"))
+        yield _made(subject, "masked window", {"window_size": (9, 9)}, sq=20, sk=37, mask=Mask("bool"))
     if subject.has("sinks"):
-        yield _made(subject, "window and sink", Extras(window=(2, 0), sink=1.0), kv_heads=2, sq=33, sk=37)
+        yield _made(subject, "window and sink", {"window_size": (2, 0), "sinks": 1.0}, kv_heads=2, sq=33, sk=37)
 
 
 def empty(subject: Subject) -> Iterator[Input]:
     """P3: rows that no key of their window exists for, at either end of the rows; with a sink such rows have a sum."""
     found: list[tuple[int, int, Extras]] = []
     if subject.has("window_size"):
-        found += [(9, 3, Extras(window=(1, 1))), (70, 33, Extras(window=(2, 2))), (5, 2, Extras(window=(0, 0)))]
+        found += [(9, 3, {"window_size": (1, 1)}), (70, 33, {"window_size": (2, 2)}), (5, 2, {"window_size": (0, 0)})]
         if subject.has("sinks"):
-            found.append((9, 3, Extras(window=(1, 1), sink=-2.0)))
+            found.append((9, 3, {"window_size": (1, 1), "sinks": -2.0}))
     for sq, sk, extras in found:
         yield _made(subject, "window past the keys", extras, kv_heads=2, sq=sq, sk=sk)
     if subject.has("sinks") and subject.has("attn_mask"):
-        yield _made(subject, "sink alone", Extras(sink=1.0), kv_heads=2, sq=5, sk=37, mask=Mask("bool", "rows"))
+        yield _made(subject, "sink alone", {"sinks": 1.0}, kv_heads=2, sq=5, sk=37, mask=Mask("bool", "rows"))
 
 
 def single(subject: Subject) -> Iterator[Input]:
@@ -88,61 +79,48 @@ def single(subject: Subject) -> Iterator[Input]:
     if subject.has("window_size"):
         left = 1 if subject.conventions.get("window_left") == "excluded" else 0
         for sq, sk in ((3, 3), (33, 40), (1, 70)):
-            yield _made(subject, "window of one key", Extras(window=(left, 0)), sq=sq, sk=sk)
+            yield _made(subject, "window of one key", {"window_size": (left, 0)}, sq=sq, sk=sk)
 
 
 def parts(subject: Subject) -> Iterator[Input]:
     """P7: a sink that one part counts, above the scores and below; capped scores; windows that part them."""
     if subject.has("sinks"):
         for sink in (0.5, 6.0, -4.0):
-            yield _made(subject, "sink", Extras(sink=sink), kv_heads=2, sq=4, sk=70)
+            yield _made(subject, "sink", {"sinks": sink}, kv_heads=2, sq=4, sk=70)
     if subject.has("softcap"):
-        yield _made(subject, "cap", Extras(softcap=3.0), sq=4, sk=70, logits=Logits("ascending", 30.0))
+        yield _made(subject, "cap", {"softcap": 3.0}, sq=4, sk=70, logits=Logits("ascending", 30.0))
     if subject.has("window_size"):
-        yield _made(subject, "window", Extras(window=(3, 0)), sq=9, sk=12)
+        yield _made(subject, "window", {"window_size": (3, 0)}, sq=9, sk=12)
 
 
 def sums(subject: Subject) -> Iterator[Input]:
     """P5, P8: the options of which a row's sum knows; scores far from 0 on either side of a sink."""
-    by_name = {
-        "sinks": [Extras(sink=s) for s in (0.0, 8.0, -8.0)],
-        "alibi_slopes": [Extras(alibi="heads"), Extras(alibi="sequences")],
-        "softcap": [Extras(softcap=4.0)],
-        "window_size": [Extras(window=(4, 1))],
-    }
-    for name in held(subject, tuple(by_name)):
-        for extras in by_name[name]:
-            yield _made(subject, name, extras, batch=2, kv_heads=2, sq=3, sk=40)
+    for row, extras in alone(subject, "sums", names=NAMES[::-1]):
+        yield _made(subject, row.name, extras, batch=2, kv_heads=2, sq=3, sk=40)
     if subject.has("sinks"):
         for size in (40.0, -40.0):
-            yield _made(subject, "far sink", Extras(sink=1.0), sq=3, sk=40, logits=Logits("offset", size))
+            yield _made(subject, "far sink", {"sinks": 1.0}, sq=3, sk=40, logits=Logits("offset", size))
 
 
 def ranges(subject: Subject) -> Iterator[Input]:
     """P9: capped scores far beyond the cap; a sink far above, far below and beside scores of any size."""
     if subject.has("softcap"):
         for kind, size in (("peak", 1e3), ("offset", 1e5), ("ascending", -3e4), ("descending", 300.0)):
-            yield _made(subject, "huge under a cap", Extras(softcap=30.0), sq=4, sk=70, logits=Logits(kind, size))
+            yield _made(subject, "huge under a cap", {"softcap": 30.0}, sq=4, sk=70, logits=Logits(kind, size))
     if subject.has("sinks"):
         for sink, size in ((100.0, 0.0), (-100.0, 0.0), (1e4, 9990.0), (-1e4, -1e4), (0.0, 300.0), (0.0, -300.0)):
             kind = "offset" if size else "plain"
-            yield _made(subject, "sink far off", Extras(sink=sink), sq=4, sk=70, logits=Logits(kind, size))
+            yield _made(subject, "sink far off", {"sinks": sink}, sq=4, sk=70, logits=Logits(kind, size))
     if subject.has("alibi_slopes"):
-        yield _made(subject, "far keys", Extras(alibi="heads"), kv_heads=2, sq=2, sk=700)
+        yield _made(subject, "far keys", {"alibi_slopes": "heads"}, kv_heads=2, sq=2, sk=700)
 
 
 def heads(subject: Subject) -> Iterator[Input]:
     """P13: parameters by head and by sequence, at every index, with grouped and with equal KV heads."""
     grouped = strategies.refuses(subject, "grouped_heads")
     for kv_heads, group in ((3, 1), (5, 1)) if grouped else ((1, 4), (2, 3), (5, 1)):
-        for name, extras in (
-            ("sinks", Extras(sink=0.0)),
-            ("alibi_slopes", Extras(alibi="heads")),
-            ("alibi_slopes", Extras(alibi="sequences")),
-            ("k_descale", Extras(descale="heads")),
-        ):
-            if takes(subject, name):
-                yield _made(subject, "by head", extras, batch=3, kv_heads=kv_heads, group=group, sq=3, sk=17)
+        for _, extras in alone(subject, "heads", names=sorted(NAMES, key=lambda name: name not in COUNTED_ONCE)):
+            yield _made(subject, "by head", extras, batch=3, kv_heads=kv_heads, group=group, sq=3, sk=17)
 
 
 def shapes(subject: Subject) -> Iterator[Input]:
@@ -150,8 +128,7 @@ def shapes(subject: Subject) -> Iterator[Input]:
     query and key."""
     if subject.has("window_size"):
         for left in (14, 15, 16, 30, 31, 32, 33, 63, 64):
-            yield _made(subject, "window", Extras(window=(left, 0)), sq=1, sk=130, recipe=Recipe(seed=left))
-            yield _made(subject, "window", Extras(window=(left, 1)), sq=70, sk=70, recipe=Recipe(seed=left))
-    every = Extras((3, 0), 5.0, "heads", 1.0)
+            yield _made(subject, "window", {"window_size": (left, 0)}, sq=1, sk=130, recipe=Recipe(seed=left))
+            yield _made(subject, "window", {"window_size": (left, 1)}, sq=70, sk=70, recipe=Recipe(seed=left))
     for sq, sk in ((1, 1), (1, 33), (33, 1)) if held(subject) else ():
-        yield _made(subject, "all options", every, kv_heads=2, sq=sq, sk=sk)
+        yield _made(subject, "all options", together("small"), kv_heads=2, sq=sq, sk=sk)

@@ -16,12 +16,12 @@ from oracle.contract.contract import Contract
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention.case import blocks, visibility
+from oracle.ops.attention.options import CHOICES, COUNTED_ONCE, ROWS, is_set, taken
 from properties.checks.metamorphic import Outputs, agree, differing, full_bounds, observe, same_bits
 from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
-from properties.ops.attention.options import NAMES, factors_by_head
 from properties.subject import Input, Subject
 
 
@@ -155,12 +155,12 @@ def partition_of_unity(subject: Subject, example: Input) -> Judgement:
     out = observe(subject, case)
     visible = visible_rows(case)
     v = case.arrays["v"].astype(np.float64)
-    if case.options.get("v_descale") is not None:
+    if is_set(case, "v_descale"):
         v = v * np.asarray(case.options["v_descale"], dtype=np.float64)[..., None, None]
     v = np.repeat(v, case.arrays["q"].shape[1] // v.shape[1], axis=1)
     seen = visible[..., None]
     # A sink is one more key, of value 0.
-    nothing = (0.0, 0.0) if case.options.get("sinks") is not None else (np.inf, -np.inf)
+    nothing = (0.0, 0.0) if any(is_set(case, name) for name in COUNTED_ONCE) else (np.inf, -np.inf)
     low = np.where(seen, v[:, :, None], np.inf).min(axis=3, initial=nothing[0])
     high = np.where(seen, v[:, :, None], -np.inf).max(axis=3, initial=nothing[1])
     value = out["out"].astype(np.float64)
@@ -195,18 +195,13 @@ def purity(subject: Subject, example: Input) -> Judgement:
 
 def _two_sequences(first: Case, second: Case) -> Case:
     """Both cases, alike in shape and options, as one with twice the sequences."""
-    joined = first.with_arrays(**{n: np.concatenate([a, second.arrays[n]]) for n, a in first.arrays.items()})
-    mask, slopes = first.options.get("attn_mask"), first.options.get("alibi_slopes")
-    if slopes is not None and slopes.ndim == 2:
-        joined = joined.with_options(alibi_slopes=np.concatenate([slopes, slopes]))
-    joined = joined.with_options(**{n: np.concatenate([a, a]) for n, a in factors_by_head(first).items()})
-    if mask is None or mask.ndim < 4 or mask.shape[0] == 1:
-        return joined
-    return joined.with_options(attn_mask=np.concatenate([mask, mask]))
+    arrays = {n: np.concatenate([a, second.arrays[n]]) for n, a in first.arrays.items()}
+    twice = [*range(len(first.arrays["q"]))] * 2
+    return replace(first, arrays=arrays, options=taken(first.options, B=twice))
 
 
 def _without(case: Case) -> Iterator[tuple[str, Case]]:
-    for name in ("scale", "is_causal", "attn_mask", *NAMES, "q_descale", "v_descale"):
+    for name in [name for name in ROWS if name not in CHOICES]:
         if name in case.options:
             yield name, case.without_options(name)
 
@@ -240,7 +235,7 @@ def symmetries(subject: Subject, example: Input) -> Judgement:
     order = draw_of(case).permutation(k.shape[2])
     permuted = case.with_arrays(k=k[:, :, order], v=v[:, :, order])
     judged = [agree(subject, case, plain, permuted, observe(subject, permuted), what="permuted keys")]
-    if case.options.get("sinks") is None:
+    if not any(is_set(case, name) for name in COUNTED_ONCE):
         doubled = case.with_arrays(k=np.concatenate([k, k], axis=2), v=np.concatenate([v, v], axis=2))
         twice = {"out": observe(subject, doubled)["out"]}
         judged.append(agree(subject, case, {"out": plain["out"]}, doubled, twice, what="every key twice"))

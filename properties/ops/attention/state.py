@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from oracle.case import Case
+from oracle.ops.attention.options import taken
 from properties.checks.invariance import invariant, with_parameters
 from properties.checks.metamorphic import Outputs, full_bounds, observe
 from properties.inputs import strategies
 from properties.inputs.recipes import Logits, Mask
 from properties.judge import judgements as judging
 from properties.judge.verdict import Judgement, worst_of
-from properties.ops.attention.options import NAMES, Extras, factors_by_head, held
+from properties.ops.attention.options import NAMES, POSITIONED, alone, held
 from properties.ops.attention.relations import agree_on
 from properties.subject import Input, Subject
-
-POSITIONED = ("window_size", "alibi_slopes")
-"""Options that know where a query stands among the keys."""
 
 
 def decodable(subject: Subject) -> tuple[str, ...]:
@@ -69,16 +68,9 @@ def decode_edges(subject: Subject) -> Iterator[Input]:
         subject, sq=9, sk=9, dims=64, logits=growing, is_causal=True, features={"edge": "grow"}
     )
     yield strategies.attention_input(subject, sq=34, sk=34, dims=8, is_causal=True, features={"edge": "tile"})
-    alone = {
-        "window_size": Extras(window=(2, -1)),
-        "softcap": Extras(softcap=2.0),
-        "alibi_slopes": Extras(alibi="heads"),
-        "sinks": Extras(sink=1.0),
-        "k_descale": Extras(descale="heads"),
-    }
-    for name in decodable(subject):
+    for row, extras in alone(subject, "decode", names=decodable(subject)):
         yield strategies.attention_input(
-            subject, kv_heads=2, sq=6, sk=6, is_causal=True, extras=alone[name], features={"edge": name}
+            subject, kv_heads=2, sq=6, sk=6, is_causal=True, extras=extras, features={"edge": row.name}
         )
 
 
@@ -117,13 +109,8 @@ def _compared(subject: Subject, case: Case, whole: Outputs, chosen: list[int], w
 
 def of_sequences(case: Case, chosen: list[int]) -> Case:
     """The case with these sequences, in this order, with their own masks and slopes."""
-    picked = case.with_arrays(**{name: array[chosen] for name, array in case.arrays.items()})
-    mask, slopes = case.options.get("attn_mask"), case.options.get("alibi_slopes")
-    if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
-        picked = picked.with_options(attn_mask=mask[chosen])
-    if slopes is not None and slopes.ndim == 2:
-        picked = picked.with_options(alibi_slopes=slopes[chosen])
-    return picked.with_options(**{n: a[chosen] for n, a in factors_by_head(case).items()})
+    arrays = {name: array[chosen] for name, array in case.arrays.items()}
+    return replace(case, arrays=arrays, options=taken(case.options, B=chosen))
 
 
 def batch_edges(subject: Subject) -> Iterator[Input]:
@@ -134,6 +121,5 @@ def batch_edges(subject: Subject) -> Iterator[Input]:
         )
     if subject.has("attn_mask"):
         yield strategies.attention_input(subject, batch=3, sq=3, sk=40, mask=Mask(), features={"edge": "masks"})
-    if subject.has("alibi_slopes"):
-        extras = Extras(alibi="sequences")
+    for _, extras in alone(subject, "sequences"):
         yield strategies.attention_input(subject, batch=3, sq=3, sk=40, extras=extras, features={"edge": "slopes"})

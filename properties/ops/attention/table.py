@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from oracle.ops.attention.options import ROWS
 from properties.checks import bias, dropout, model_gate
 from properties.inputs import strategies
 from properties.judge.judgements import structure_only, within_bound
@@ -14,7 +15,7 @@ from properties.judge.verdict import Judgement
 from properties.ops.attention import edges, relations, state, views
 from properties.ops.attention.heads import heads_alone
 from properties.ops.attention.merge import split_merge
-from properties.ops.attention.options import NAMES
+from properties.ops.attention.options import NAMES, TABLE
 from properties.property import Property
 from properties.subject import Input, Subject
 
@@ -45,12 +46,11 @@ def _excluding(subject: Subject) -> st.SearchStrategy[Input]:
 
 
 def _splitting(subject: Subject) -> st.SearchStrategy[Input]:
-    # A part of the keys sees its queries elsewhere, which ALiBi knows.
-    return strategies.attention(subject, options=tuple(name for name in NAMES if name != "alibi_slopes"))
+    return strategies.attention(subject, options=[name for name in NAMES if ROWS[name].parts != "none"])
 
 
 def _plain(subject: Subject) -> st.SearchStrategy[Input]:
-    return strategies.attention(subject, causal=False, mask=False, options=("softcap", "sinks"))
+    return strategies.attention(subject, causal=False, mask=False, options=[row.name for row in TABLE if row.symmetric])
 
 
 def _one_key(subject: Subject) -> st.SearchStrategy[Input]:

@@ -17,7 +17,7 @@ from properties.inputs import strategies
 from properties.inputs.recipes import Mask
 from properties.judge.pipeline import structure
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
-from properties.ops.attention.options import Extras
+from properties.ops.attention.options import alone
 from properties.subject import Input, Subject
 
 LAYOUTS = (
@@ -111,8 +111,7 @@ def layout_edges(subject: Subject) -> Iterator[Input]:
         yield strategies.attention_input(
             subject, batch=2, kv_heads=2, sq=3, sk=20, mask=mask, features={"edge": "mask"}
         )
-    if subject.has("alibi_slopes"):
-        extras = Extras(alibi="sequences")
+    for _, extras in alone(subject, "sequences"):
         yield strategies.attention_input(
             subject, batch=2, kv_heads=2, sq=3, sk=20, extras=extras, features={"edge": "slopes"}
         )

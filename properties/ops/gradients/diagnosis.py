@@ -19,6 +19,7 @@ from oracle.case import Case
 from oracle.formats import FORMATS, Float64Array, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
+from oracle.ops.attention.options import EXCLUDING, taken
 from oracle.ops.mla import case as mla_case
 from oracle.ops.table import op_named
 from properties.diagnosis.counterfactual import (
@@ -110,14 +111,7 @@ def _one_of_group(case: Case, pick: int) -> Outputs:
     size = gradients.group(case)
     heads = np.arange(case.arrays["q"].shape[1]).reshape(-1, size)[:, pick]
     arrays = {n: case.arrays[n][:, heads] if n in ("q", "do") else case.arrays[n] for n in case.arrays}
-    options = dict(case.options)
-    for name in ("alibi_slopes", "sinks"):
-        if options.get(name) is not None:
-            options[name] = options[name][..., heads]
-    mask = options.get("attn_mask")
-    if mask is not None and mask.ndim >= 3 and mask.shape[-3] > 1:
-        options["attn_mask"] = mask[..., heads, :, :]
-    one = computed(replace(case, arrays=arrays, options=options), Pass())
+    one = computed(replace(case, arrays=arrays, options=taken(case.options, Hq=heads)), Pass())
     return computed(case, Pass()) | {n: one[n] for n in ("dk", "dv")}
 
 
@@ -144,7 +138,7 @@ def options(failing: FailingCase) -> Iterator[Counterfactual]:
     yield from _of_cases(diagnose_options.options(failing))
     if "softcap" in given:
         yield by("the gradient passed the soft cap unchanged", slope=False)
-    if {"is_causal", "attn_mask", "window_size"} & given:
+    if given & set(EXCLUDING):
         says = "P were recomputed without the masks"
         yield by(says, masked=False)
         yield by(f"{says}, hidden keys with the largest score of their row", masked=False, topped=True)

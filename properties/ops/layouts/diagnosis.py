@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from oracle.block import Block, Rows
 from oracle.case import Case
+from oracle.ops.attention.options import TABLE
 from oracle.ops.layouts import case as layouts
 from oracle.ops.table import op_named
 from properties.diagnosis.counterfactual import (
@@ -213,8 +214,8 @@ def spoiled(subject: Subject, case: Case) -> Case | None:
 
 
 def slopes(failing: FailingCase) -> Iterator[Counterfactual]:
-    """ALiBi of the wrong heads or sequences."""
-    yield from diagnose_options.slopes(failing.case)
+    """What each sequence has for itself, of the wrong one."""
+    yield from diagnose_options.misread(failing.case, [row.name for row in TABLE if "B" in row.dims])
 
 
 def of_attention(hypothesis: Hypothesis) -> Hypothesis:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from oracle.ops.attention.options import COUNTED_ONCE
 from oracle.ops.layouts.case import PAGED
 from properties.inputs.recipes import Logits, Recipe
-from properties.ops.attention.options import Extras, held
+from properties.ops.attention.options import alone, held, together
 from properties.ops.layouts.inputs import Lengths, layout_input
 from properties.subject import Input, Subject
 
@@ -50,8 +51,8 @@ def empty(subject: Subject) -> Iterator[Input]:
     yield _made(subject, "first of them", _pairs(subject, (0, 0), (0, 4), (3, 3), (0, 0), sq=3))
     if subject.has("is_causal"):
         yield _made(subject, "more queries than keys", _pairs(subject, (5, 2), (3, 9), sq=5), is_causal=True)
-    if subject.has("sinks"):
-        yield _made(subject, "no keys but a sink", _pairs(subject, (2, 0), (3, 5), sq=2), extras=Extras(sink=1.0))
+    for row, extras in alone(subject, "packed", names=COUNTED_ONCE):
+        yield _made(subject, f"no keys but a {row.fact}", _pairs(subject, (2, 0), (3, 5), sq=2), extras=extras)
 
 
 def shapes(subject: Subject) -> Iterator[Input]:
@@ -76,8 +77,8 @@ def steps(subject: Subject) -> Iterator[Input]:
     for page_size in (4, 16):
         pairs = [(5, 5), (5, 16), (5, 33)]
         yield _made(subject, "decode", pairs, page_size=page_size, kv_heads=2, is_causal=True)
-        if subject.has("window_size"):
-            yield _made(subject, "window", pairs, page_size=page_size, is_causal=True, extras=Extras(window=(3, -1)))
+        for row, extras in alone(subject, "packed steps"):
+            yield _made(subject, row.fact, pairs, page_size=page_size, is_causal=True, extras=extras)
 
 
 def parts(subject: Subject) -> Iterator[Input]:
@@ -87,18 +88,17 @@ def parts(subject: Subject) -> Iterator[Input]:
         yield _made(subject, kind, pairs, page_size=4, kv_heads=2, logits=Logits(kind, size))
     if subject.has("is_causal"):
         yield _made(subject, "causal", _pairs(subject, (3, 20), (1, 33), sq=2), page_size=4, is_causal=True)
-    if subject.has("sinks"):
-        yield _made(subject, "sink", pairs, page_size=4, extras=Extras(sink=1.0))
+    for row, extras in alone(subject, "packed parts"):
+        yield _made(subject, row.fact, pairs, page_size=4, extras=extras)
 
 
 def heads(subject: Subject) -> Iterator[Input]:
     """P13: heads in groups of two and of three, with a slope and a sink each."""
     pairs, causal = _pairs(subject, (3, 19), (1, 7), sq=2), subject.has("is_causal")
     yield _made(subject, "heads", pairs, page_size=4, kv_heads=2, group=3, is_causal=causal)
-    if held(subject, ("alibi_slopes", "sinks")):
-        yield _made(
-            subject, "parameters", pairs, page_size=4, kv_heads=2, group=2, extras=Extras(alibi="heads", sink=1.0)
-        )
+    extras = together("packed heads")
+    if held(subject, tuple(extras)):
+        yield _made(subject, "parameters", pairs, page_size=4, kv_heads=2, group=2, extras=extras)
 
 
 def model(subject: Subject) -> Iterator[Input]:
@@ -127,15 +127,8 @@ def options(subject: Subject) -> Iterator[Input]:
         yield _made(subject, "scale", pairs, scale=1.0, **common)
     if subject.has("is_causal"):
         yield _made(subject, "is_causal", pairs, is_causal=True, **common)
-    alone = {
-        "window_size": [Extras(window=w) for w in ((4, 0), (2, 1), (-1, 0))],
-        "softcap": [Extras(softcap=1.0)],
-        "alibi_slopes": [Extras(alibi="heads"), Extras(alibi="sequences")],
-        "sinks": [Extras(sink=1.0)],
-    }
-    for name in held(subject, tuple(alone)):
-        for extras in alone[name]:
-            yield _made(subject, name, pairs, extras=extras, **common)
+    for row, extras in alone(subject, "packed"):
+        yield _made(subject, row.name, pairs, extras=extras, **common)
 
 
 def sums(subject: Subject) -> Iterator[Input]:
@@ -143,5 +136,5 @@ def sums(subject: Subject) -> Iterator[Input]:
     yield _made(subject, "lengths", _pairs(subject, (3, 33), (1, 1), (2, 64), sq=2), kv_heads=2)
     yield _made(subject, "heads", _pairs(subject, (1, 5), (1, 9)), kv_heads=2, group=1)
     yield _made(subject, "equal", _pairs(subject, (1, 40), (1, 7)), recipe=Recipe("zeros"), kv_heads=3)
-    if subject.has("sinks"):
-        yield _made(subject, "sink", _pairs(subject, (3, 33), (1, 2), sq=2), kv_heads=2, extras=Extras(sink=2.0))
+    for row, extras in alone(subject, "packed sums"):
+        yield _made(subject, row.fact, _pairs(subject, (3, 33), (1, 2), sq=2), kv_heads=2, extras=extras)

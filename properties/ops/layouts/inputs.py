@@ -16,7 +16,7 @@ from oracle.formats import Format, StoredArray
 from oracle.ops.layouts.case import PAGED
 from properties.inputs.recipes import GENERAL, Logits, Recipe, array, plant
 from properties.inputs.strategies import HEAD_DIMS, SEEDS, lengths, refuses
-from properties.ops.attention.options import NAMES, NONE, Extras, drawn, option_values
+from properties.ops.attention.options import NAMES, NONE, Extras, drawn, facts, option_values
 from properties.subject import Input, Subject
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -98,7 +98,7 @@ def layout_input(
     if scale is not None and subject.has("scale"):
         options["scale"] = scale
     options |= option_values(subject, extras, batch=len(pairs), heads=heads)
-    facts = {
+    about = {
         "recipe": recipe.family,
         "logits": logits.kind,
         "size": logits.size,
@@ -109,7 +109,7 @@ def layout_input(
         "d": dims,
         "causal": bool(options.get("is_causal", False)),
     } | ({"page_size": page_size} if subject.op == PAGED else {})
-    return Input(Case(subject.op, arrays, options), facts | extras.facts() | (features or {}))
+    return Input(Case(subject.op, arrays, options), about | facts(extras) | (features or {}))
 
 
 Parts = list[dict[str, StoredArray]]

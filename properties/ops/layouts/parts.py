@@ -7,12 +7,14 @@ sequence has some of its own: the first third, at a border of pages where there 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.formats import StoredArray
+from oracle.ops.attention.options import COUNTED_ONCE, RULES, UNPARTED, is_set, taken, with_meanings
 from oracle.ops.layouts.case import PAGED, VARLEN, dense, key_count, row_count, sequences
 from properties.checks.metamorphic import Outputs, agree, full_bounds, observe
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
@@ -59,15 +61,14 @@ def split_merge(subject: Subject, example: Input) -> Judgement:
 
 def _parts(case: Case, cuts: NDArray[np.int64]) -> list[Case]:
     """Calls in which each sequence has its keys before its cut, and those from it on; none where masks forbid it."""
-    if case.options.get("alibi_slopes") is not None:
-        # A part of the keys sees its queries at other distances.
+    if any(is_set(case, name) for name in UNPARTED):
         return []
     found = []
     for first in (True, False):
         part = (_pages if case.op == PAGED else _tokens)(case, cuts, first=first)
         if not first:
-            part = part.without_options("sinks", "lse_sink")
-        bare = part.without_options("is_causal", "causal_alignment", "window_size", "window_left")
+            part = part.without_options(*with_meanings(COUNTED_ONCE))
+        bare = part.without_options(*with_meanings(RULES))
         fits = [c for c in (part, bare) if _sees_its_share(case, c, cuts, first=first)]
         if not fits:
             return []
@@ -130,8 +131,5 @@ def _of_head(case: Case, outputs: Outputs, h: int) -> Iterator[tuple[str, Stored
 
 def _one_head(case: Case, h: int, kv: int) -> Case:
     held = {n: np.ascontiguousarray(case.arrays[n][..., kv : kv + 1, :]) for n in KEYED[case.op]}
-    single = case.with_arrays(q=np.ascontiguousarray(case.arrays["q"][:, h : h + 1]), **held)
-    for name in ("sinks", "alibi_slopes"):
-        if case.options.get(name) is not None:
-            single = single.with_options(**{name: case.options[name][..., h : h + 1]})
-    return single
+    arrays = {**case.arrays, "q": np.ascontiguousarray(case.arrays["q"][:, h : h + 1]), **held}
+    return replace(case, arrays=arrays, options=taken(case.options, Hq=[h]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, StoredArray
-from oracle.ops.layouts.case import PAGED, VARLEN, key_count, pages_of, query_range, sequences
+from oracle.ops.attention.options import CHOICES, taken
+from oracle.ops.layouts.case import OPTIONS, PAGED, VARLEN, key_count, pages_of, query_range, sequences
 from oracle.ops.table import op_named
 from properties.checks.invariance import equal_bits, invariant
 from properties.checks.metamorphic import Outputs, agree, full_bounds, observe
@@ -18,7 +20,6 @@ from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
-from properties.ops.attention.options import NAMES
 from properties.subject import Input, Subject
 
 KEYED = {VARLEN: ("k", "v"), PAGED: ("k_cache", "v_cache")}
@@ -49,19 +50,17 @@ def dense_outputs(case: Case, outputs: Outputs, n: int) -> dict[str, StoredArray
 def alone(case: Case, n: int) -> Case:
     """Sequence ``n`` as the only one of its call."""
     if case.op == PAGED:
-        picked = {name: case.arrays[name][n : n + 1] for name in ("q", "block_table", "cache_seqlens")}
-        single = case.with_arrays(**picked)
+        own = {name: case.arrays[name][n : n + 1] for name in ("q", "block_table", "cache_seqlens")}
     else:
         rows, (start, stop) = query_range(case, n), case.arrays["cu_seqlens_k"][n : n + 2]
-        single = case.with_arrays(
-            q=case.arrays["q"][rows],
-            k=case.arrays["k"][start:stop],
-            v=case.arrays["v"][start:stop],
-            cu_seqlens_q=np.array([0, rows.stop - rows.start], dtype=np.int32),
-            cu_seqlens_k=np.array([0, stop - start], dtype=np.int32),
-        )
-    slopes = case.options.get("alibi_slopes")
-    return single.with_options(alibi_slopes=slopes[n : n + 1]) if slopes is not None and slopes.ndim == 2 else single
+        own = {
+            "q": case.arrays["q"][rows],
+            "k": case.arrays["k"][start:stop],
+            "v": case.arrays["v"][start:stop],
+            "cu_seqlens_q": np.array([0, rows.stop - rows.start], dtype=np.int32),
+            "cu_seqlens_k": np.array([0, stop - start], dtype=np.int32),
+        }
+    return replace(case, arrays={**case.arrays, **own}, options=taken(case.options, B=[n]))
 
 
 def key_places(case: Case, n: int) -> NDArray[np.bool_]:
@@ -234,11 +233,7 @@ def _joined(first: Case, second: Case) -> Case:
             arrays[name] = np.concatenate([a, (b + len(first.arrays["k_cache"])).astype(b.dtype)])
         else:
             arrays[name] = np.concatenate([a, b])
-    slopes = first.options.get("alibi_slopes")
-    joined = first.with_arrays(**arrays)
-    if slopes is None or slopes.ndim == 1:
-        return joined
-    return joined.with_options(alibi_slopes=np.concatenate([slopes, slopes]))
+    return replace(first, arrays=arrays, options=taken(first.options, B=[*range(sequences(first))] * 2))
 
 
 def exact_output(case: Case) -> Float64Array:
@@ -250,8 +245,8 @@ def exact_output(case: Case) -> Float64Array:
 
 
 def _without(case: Case) -> Iterator[tuple[str, Case]]:
-    for name in ("scale", "is_causal", *NAMES):
-        if name in case.options:
+    for name in OPTIONS:
+        if name in case.options and name not in CHOICES:
             yield name, case.without_options(name)
 
 
