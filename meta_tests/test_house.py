@@ -10,6 +10,7 @@ import pytest
 
 import oracle
 from oracle.ops import describe
+from oracle.ops.attention.options import ROWS
 from oracle.ops.table import ops
 
 ROOT = Path(oracle.__file__).resolve().parent.parent
@@ -44,16 +45,42 @@ ALLOWED = {
 }
 
 
-def namings(root: Path, names: Iterable[str]) -> dict[str, int]:
-    """Module -> how many string literals outside the homes are the name of an op."""
+# Where an option of attention is at home: its rows, what computes it, and the inputs and alternatives of its own.
+OPTION_HOMES = (
+    "oracle/ops/attention/*",
+    "oracle/bounds/attention/*",
+    "properties/ops/attention/options.py",
+    "properties/ops/attention/option_edges.py",
+    "properties/ops/attention/alternatives.py",
+    "targets/probing/option_probes.py",
+    "targets/builtin/*",
+    "targets/builtin/*/*",
+    "targets/third_party/*",
+    "targets/honest/*",
+    "targets/mutants/*/*",
+)
+OPTION_ALLOWED = {
+    "properties/judge/empty_rows.py": (1, "the LSE of a row that sees nothing but a sink"),
+    "properties/ops/attention/merge.py": (3, "one part of the keys counts the sink"),
+    "properties/ops/attention/relations.py": (3, "the hull of V times its factor; keys at the ends of a window"),
+    "properties/ops/gradients/backward_pass.py": (2, "the backward pass in float64"),
+    "properties/ops/gradients/diagnosis.py": (1, "a step of that pass"),
+}
+
+
+def namings(
+    root: Path, names: Iterable[str], *, homes: tuple[str, ...] = HOMES, keywords: bool = False
+) -> dict[str, int]:
+    """Module -> how many string literals (and keywords of calls) outside the homes are one of the names."""
     known, found = set(names), {}
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             place = path.relative_to(root)
-            if any(_fits(place, home) for home in HOMES):
+            if any(_fits(place, home) for home in homes):
                 continue
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            literals = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            literals: list[object] = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+            literals += [node.arg for node in ast.walk(tree) if keywords and isinstance(node, ast.keyword)]
             count = sum(isinstance(value, str) and value in known for value in literals)
             if count:
                 found[place.as_posix()] = count
@@ -69,9 +96,29 @@ def test_an_op_is_named_at_home_only() -> None:
     assert {place: count for place, count in found.items() if count > ALLOWED.get(place, (0, ""))[0]} == {}
 
 
+def option_namings(root: Path) -> dict[str, int]:
+    """Those of attention's options; scale, the masks and their alignment are other ops' as well."""
+    names = set(ROWS) - {"scale", "is_causal", "attn_mask", "causal_alignment"}
+    return namings(root, names, homes=OPTION_HOMES, keywords=True)
+
+
+def test_an_option_is_named_at_home_only() -> None:
+    found = option_namings(ROOT)
+    assert {place: count for place, count in found.items() if count > OPTION_ALLOWED.get(place, (0, ""))[0]} == {}
+
+
 def test_no_allowance_is_left_over() -> None:
-    found = namings(ROOT, ops())
-    assert set(ALLOWED) - set(found) == set()
+    assert set(ALLOWED) - set(namings(ROOT, ops())) == set()
+    assert set(OPTION_ALLOWED) - set(option_namings(ROOT)) == set()
+
+
+@pytest.mark.parametrize("said", ['options["softcap"]', "call(sinks=1)"])
+@pytest.mark.parametrize(("module", "found"), [("properties/checks/bias.py", True), ("targets/honest/flash.py", False)])
+def test_an_option_named_elsewhere_is_found(said: str, module: str, found: bool, tmp_path: Path) -> None:
+    path = tmp_path / module
+    path.parent.mkdir(parents=True)
+    path.write_text(f'"""The softcap and sinks."""\n\n{said}\n', encoding="utf-8")
+    assert option_namings(tmp_path) == ({module: 1} if found else {})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from oracle.ops.attention.options import ROWS
+from oracle.ops.attention.options import ROWS, RULES
 from properties.checks import bias, dropout, model_gate
 from properties.inputs import strategies
 from properties.judge.judgements import structure_only, within_bound
@@ -15,7 +15,7 @@ from properties.judge.verdict import Judgement
 from properties.ops.attention import edges, relations, state, views
 from properties.ops.attention.heads import heads_alone
 from properties.ops.attention.merge import split_merge
-from properties.ops.attention.options import NAMES, TABLE
+from properties.ops.attention.options import NAMES, TABLE, held
 from properties.property import Property
 from properties.subject import Input, Subject
 
@@ -40,8 +40,9 @@ def _excluding(subject: Subject) -> st.SearchStrategy[Input]:
         choices.append(strategies.attention(subject, causal=True))
     if subject.has("attn_mask"):
         choices.append(strategies.attention(subject, causal=False, mask=True))
-    if subject.has("window_size"):
-        choices.append(strategies.attention(subject, mask=False, options=("window_size",), one=True))
+    rules = [name for name in RULES if name in NAMES]
+    if held(subject, rules):
+        choices.append(strategies.attention(subject, mask=False, options=rules, one=True))
     return st.one_of(choices)
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import oracle
+from meta_tests.recipes.following import Recipe, follow, row, section
 
-ROOT = Path(oracle.__file__).resolve().parent.parent
-PACKAGES = ("oracle", "targets", "properties", "reports")
 MOST_NEW, MOST_EDITED = 8, 4
 
 FORMULA = '''"""double (a toy): y = x + x. x [R, n]; NaN and infinities are undefined."""
@@ -142,31 +136,21 @@ NEW = {
     "targets/honest/double.py": HONEST,
     "targets/mutants/softmax/double.py": MUTANT,
 }
-# Table -> (what stands below its imports, row before which the new one goes, import, row).
 EDITED = {
-    "oracle/ops/table.py": (
-        "_OPS",
-        "        *rope_case",
-        "from oracle.ops.double import case as double_case",
-        "*double_case.OPS,",
+    "oracle/ops/table.py": row(
+        "_OPS", "from oracle.ops.double import case as double_case", "        *rope_case", "        *double_case.OPS,"
     ),
-    "oracle/bounds/table.py": (
-        "Bounds",
-        '    "rope"',
-        "from oracle.bounds.softmax import double",
-        '"double": double.bounds,',
+    "oracle/bounds/table.py": row(
+        "Bounds", "from oracle.bounds.softmax import double", '    "rope"', '    "double": double.bounds,'
     ),
-    "properties/ops/table.py": (
+    "properties/ops/table.py": row(
         "_TABLES",
-        '    "rope"',
         "from properties.ops.double.table import PROPERTIES as DOUBLE",
-        '"double": DOUBLE,',
+        '    "rope"',
+        '    "double": DOUBLE,',
     ),
-    "targets/honest/table.py": (
-        "HONEST",
-        '    _flash("tile_16"',
-        "",
-        '_other("double", "double", "double:double", "x + x"),',
+    "targets/honest/table.py": row(
+        "HONEST", "", '    _flash("tile_16"', '    _other("double", "double", "double:double", "x + x"),'
     ),
 }
 
@@ -190,28 +174,12 @@ print("follows")
 """
 
 
-def followed(root: Path, leave_out: str = "") -> subprocess.CompletedProcess[str]:
-    """The recipe followed in a copy under ``root``, but for one step, and what the checks then say."""
-    for package in (*PACKAGES, "meta_tests"):
-        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
-    for place, text in NEW.items():
-        if place != leave_out:
-            (root / place).parent.mkdir(exist_ok=True)
-            (root / place).write_text(text, encoding="utf-8")
-    for place, (above, before, line, row) in EDITED.items():
-        if place != leave_out:
-            text = (root / place).read_text(encoding="utf-8")
-            assert f"\n{above}" in text and before in text, place
-            text = text.replace(before, f"    {row}\n{before}", 1).replace(f"\n{above}", f"\n{line}\n{above}", 1)
-            (root / place).write_text(text, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [sys.executable, "-c", CHECK]
-    return subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False)
+RECIPE = Recipe(NEW, EDITED, CHECK)
 
 
 def test_an_op_is_added_by_following_the_recipe(tmp_path: Path) -> None:
     assert len(NEW) <= MOST_NEW and len(EDITED) <= MOST_EDITED
-    done = followed(tmp_path)
+    done = follow(RECIPE, tmp_path)
     assert done.stdout.endswith("follows\n"), done.stdout + done.stderr
 
 
@@ -219,15 +187,14 @@ def test_an_op_is_added_by_following_the_recipe(tmp_path: Path) -> None:
     ("step", "said"), [("oracle/bounds/table.py", "derived bound"), ("targets/mutants/softmax/double.py", "mutant")]
 )
 def test_a_step_left_out_is_named(step: str, said: str, tmp_path: Path) -> None:
-    done = followed(tmp_path, step)
+    done = follow(RECIPE, tmp_path, step)
     assert done.returncode != 0
     assert said in done.stderr
 
 
 def test_the_recipe_names_every_file() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    recipe = text.split("## Add an op")[1].split("\n## ")[0]
-    for place in (*NEW, *EDITED):
+    recipe = section("Add an op")
+    for place in RECIPE.places:
         named = place.replace("/ops/double/", "/ops/<op>/").replace("double.py", "<op>.py")
         named = named.replace("/softmax/", "/<family>/")
         assert ("and `table.py`" if named == "properties/ops/<op>/table.py" else named) in recipe, named
