@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
@@ -19,7 +20,6 @@ from targets.calling.target import Observed
 from targets.probing.asked import Asked
 
 _CLOSE = 0.05
-_SLOPES = np.array([1.0], dtype=np.float32)
 
 
 def window_left(asked: Asked) -> str | None:
@@ -38,7 +38,7 @@ def softcap_order(asked: Asked) -> str | None:
         answer = _only("softcap_order", asked, queries=1, softcap=1.0, attn_mask=mask)
     if answer is None and asked.has("alibi_slopes"):
         found = {
-            _only("softcap_order", asked, queries=3, softcap=1.0, alibi_slopes=_SLOPES, alibi_bias=bias)
+            _only("softcap_order", asked, queries=3, softcap=1.0, alibi_slopes=_slopes(asked), alibi_bias=bias)
             for bias in CHOICES["alibi_bias"]
         } - {None}
         answer = found.pop() if len(found) == 1 else None
@@ -50,10 +50,10 @@ def alibi_bias(asked: Asked) -> str | None:
     if not asked.has("alibi_slopes"):
         return None
     if asked.has("is_causal"):
-        told = _by_lse("alibi_bias", asked, queries=3, alibi_slopes=_SLOPES, is_causal=True)
+        told = _by_lse("alibi_bias", asked, queries=3, alibi_slopes=_slopes(asked), is_causal=True)
         if told is not None:
             return told
-    return _only("alibi_bias", asked, queries=3, alibi_slopes=_SLOPES)
+    return _only("alibi_bias", asked, queries=3, alibi_slopes=_slopes(asked))
 
 
 def lse_sink(asked: Asked) -> str | None:
@@ -68,7 +68,7 @@ def alignment(asked: Asked) -> str | None:
     if asked.has("window_size"):
         answer = _only("causal_alignment", asked, window_size=(-1, 0))
     if answer is None and asked.has("alibi_slopes"):
-        answer = _only("causal_alignment", asked, alibi_slopes=_SLOPES)
+        answer = _only("causal_alignment", asked, alibi_slopes=_slopes(asked))
     return answer
 
 
@@ -78,6 +78,12 @@ def empty_by_window(asked: Asked, aligned: str | None) -> tuple[Case, Observed, 
         return None
     case, seen = asked.call(queries=3, keys=1, window_size=(1, 1), causal_alignment=aligned)
     return (case, seen, 2 if aligned == "top_left" else 0) if seen.fault is None else None
+
+
+def _slopes(asked: Asked) -> NDArray[np.float32]:
+    """A slope of 1 in the form that the target takes, [Hq] or else [B, Hq]."""
+    ones = np.ones(1, dtype=np.float32)
+    return ones if asked.call(alibi_slopes=ones)[1].fault is None else ones[None]
 
 
 OPTION_PROBES: Mapping[str, Callable[[Asked], str | None]] = {
