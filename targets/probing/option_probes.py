@@ -1,4 +1,4 @@
-"""Probes of what windows, soft caps, ALiBi and sinks mean to a target: tiny calls against each published meaning.
+"""Probes of what windows, soft caps, ALiBi, sinks and masks mean to a target: tiny calls against each published meaning.
 
 With as many queries as keys the alignment does not enter. What a target without the option, or without an output that
 tells, means by it stays unknown.
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import beside
+from oracle.formats import Format, beside
 from oracle.ops.attention.options import CHOICES
-from targets.calling.target import Observed
+from targets.calling.target import Observed, run
 from targets.probing.asked import Asked
+from targets.probing.tiny import tiny_case
 
 _CLOSE = 0.05
 
@@ -86,11 +87,42 @@ def _slopes(asked: Asked) -> NDArray[np.float32]:
     return ones if asked.call(alibi_slopes=ones)[1].fault is None else ones[None]
 
 
+def _masked_nan(name: str) -> Callable[[Asked], str | None]:
+    """Asks whether a NaN in the last of three keys reaches a row that may not attend to it."""
+
+    def asks(asked: Asked) -> str | None:
+        options = _HIDE_THE_LAST_KEY[name](beside(asked.dtype))
+        if not all(map(asked.has, options)):
+            return None
+        case = tiny_case(asked.target.op, asked.dtype, width=asked.width, **options)
+        # Keys that are packed or in pages, or latents, stand elsewhere.
+        spoiled = {n: a.copy() for n, a in case.arrays.items() if n in ("k", "v") and a.ndim == 4}
+        for array in spoiled.values():
+            array[0, 0, 2] = np.nan
+        seen = run(asked.target, case.with_arrays(**spoiled), device=asked.device)
+        if seen.fault is not None or not spoiled:
+            return None
+        return "leaks" if np.isnan(seen.outputs["out"][0, 0, 0].astype(np.float64)).any() else "blocked"
+
+    return asks
+
+
+_SEEN = np.array([[[[True, True, False], [True, True, True]]]])
+# Of two queries the first sees no key behind the second one, wherever causal rules and windows are aligned.
+_HIDE_THE_LAST_KEY: Mapping[str, Callable[[Format], Mapping[str, Any]]] = {
+    "masked_nan": lambda wide: {"attn_mask": _SEEN},
+    "masked_nan_additive": lambda wide: {"attn_mask": wide.store(np.where(_SEEN, 0.0, -np.inf))},
+    "masked_nan_causal": lambda wide: {"is_causal": True},
+    "masked_nan_window": lambda wide: {"window_size": (-1, 0)},
+}
+
+
 OPTION_PROBES: Mapping[str, Callable[[Asked], str | None]] = {
     "window_left": window_left,
     "softcap_order": softcap_order,
     "alibi_bias": alibi_bias,
     "lse_sink": lse_sink,
+    **{name: _masked_nan(name) for name in _HIDE_THE_LAST_KEY},
 }
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import Format, StoredArray, beside
+from oracle.formats import StoredArray, beside
 from oracle.ops.op import Limit, Op
 from oracle.ops.table import op_named
 from targets.calling.target import Observed, Target, run
@@ -164,36 +164,6 @@ def _empty_row_lse(asked: Asked) -> str | None:
     return "finite" if np.isfinite(value) else ("+inf" if value > 0 else "-inf")
 
 
-def _masked_nan(name: str) -> Probe:
-    """Asks whether a NaN in the last of three keys reaches a row that may not attend to it."""
-
-    def asks(asked: Asked) -> str | None:
-        options = _HIDE_THE_LAST_KEY[name](beside(asked.dtype))
-        if not all(map(asked.has, options)):
-            return None
-        case = tiny_case(asked.target.op, asked.dtype, width=asked.width, **options)
-        # Keys that are packed or in pages, or latents, stand elsewhere.
-        spoiled = {n: a.copy() for n, a in case.arrays.items() if n in ("k", "v") and a.ndim == 4}
-        for array in spoiled.values():
-            array[0, 0, 2] = np.nan
-        seen = run(asked.target, case.with_arrays(**spoiled), device=asked.device)
-        if seen.fault is not None or not spoiled:
-            return None
-        return "leaks" if np.isnan(_float(seen.outputs["out"])[0, 0, 0]).any() else "blocked"
-
-    return asks
-
-
-_SEEN = np.array([[[[True, True, False], [True, True, True]]]])
-# Of two queries the first sees no key behind the second one, wherever causal rules and windows are aligned.
-_HIDE_THE_LAST_KEY: Mapping[str, Callable[[Format], Mapping[str, Any]]] = {
-    "masked_nan": lambda wide: {"attn_mask": _SEEN},
-    "masked_nan_additive": lambda wide: {"attn_mask": wide.store(np.where(_SEEN, 0.0, -np.inf))},
-    "masked_nan_causal": lambda wide: {"is_causal": True},
-    "masked_nan_window": lambda wide: {"window_size": (-1, 0)},
-}
-
-
 def _limit(limit: Limit) -> Probe:
     """Asks whether every tiny call beyond the limit is refused: by an exception, or an output of another shape."""
 
@@ -234,7 +204,6 @@ _PROBES: Mapping[str, Probe] = {
     "lse_base": _lse_base,
     "empty_row": _empty_row,
     "empty_row_lse": _empty_row_lse,
-    **{name: _masked_nan(name) for name in _HIDE_THE_LAST_KEY},
 }
 
 
