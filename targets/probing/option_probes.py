@@ -1,4 +1,4 @@
-"""Probes of what windows, soft caps, ALiBi, sinks and masks mean to a target: tiny calls against each published meaning.
+"""Probes of what windows, soft caps, ALiBi, sinks and masks mean to a target: tiny calls against each meaning.
 
 With as many queries as keys the alignment does not enter. What a target without the option, or without an output that
 tells, means by it stays unknown.
