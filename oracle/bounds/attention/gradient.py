@@ -12,9 +12,10 @@ docs/bounds.md has the derivation and what was simulated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from oracle.bounds import forward
 from oracle.bounds.attention import output as attention
 from oracle.bounds.attention.head import numbers
 from oracle.bounds.bounded import Bounded
+from oracle.bounds.landscape import Landscape
 from oracle.case import Case
 from oracle.contract.constants import Constants, accumulation_error, compound, dot_error
 from oracle.contract.contract import Contract
@@ -38,6 +40,7 @@ from oracle.recent import Recent
 LSE_ROUNDINGS, SCALE_ROUNDINGS = 3, 3
 # Errors of so many pairs, of which each form has three float64 numbers.
 _LAST = Recent(2**18)
+T = TypeVar("T")
 
 
 def bounds(
@@ -54,6 +57,7 @@ def bounds(
             _LAST.of(case, (key, *what), size, partial(_head, case, key, rows, forms)) for key in _heads(case, block)
         ]
         made = []
+        sizes = {name: block.part(name).upper_abs() for name in gradients.HELD[kind]}
         for index, form in enumerate(forms):
             parts = [(head, head.forms[index]) for head in heads]
             match kind:
@@ -67,7 +71,7 @@ def bounds(
                     found = {"dsinks": _dsinks(case, parts, block.rows)}
             made.append(
                 {
-                    name: _scaled(block.part(name), sums, form, formats.get(name, fmt), parts)
+                    name: _scaled(sizes[name], sums, form, formats.get(name, fmt), parts)
                     for name, sums in found.items()
                     if name in formats or not formats
                 }
@@ -86,31 +90,55 @@ def _heads(case: Case, block: Block) -> list[tuple[int, int]]:
 class FormErrors:
     """What one form allows in one query head; all [r, n] (without a sink's column) or [r, 1], upper bounds.
 
-    cast: error of the P that meets dO. ds, dx: of dS, and of dX as it meets k and q. sink: of the sink's column of dS.
-    broken [r, 1]: rows in which an intermediate may overflow.
+    cast: error of the P that meets dO. ds, dx: of dS where it is asked for, and of dX as it meets k and q. sink: of the
+    sink's column of dS. broken [r, 1]: rows in which an intermediate may overflow.
     """
 
     constants: Constants
     cast: Float64Array
-    ds: Float64Array
+    ds: Float64Array | None
     dx: Float64Array
     sink: Float64Array | None
     broken: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _HeadErrors:
-    """One query head: magnitudes of q, k, dO, P, dS, dX, the sink's column, dK and dV [n, d]; errors by form."""
+class Product:
+    """What magnitudes a [r, n] of an exact factor give with those of an exact other one [n, d].
 
-    q: Float64Array
-    k: Float64Array
-    do: Float64Array
+    size [r, d]: their product. total [r, 1]: sums of a.
+    """
+
+    other: Float64Array
+    size: Float64Array
+    total: Float64Array
+
+    def at(self, rows: Rows) -> Product:
+        return replace(self, size=self.size[rows], total=self.total[rows])
+
+    def error(self, error: Float64Array, unit: float, chain: float, c: Constants) -> Float64Array:
+        """|sum of (a + error) (b + unit b)| away from sum a b; one chain."""
+        factor = (1 + unit) * (1 + chain) - 1
+        product = (1 + factor) * times(error, self.other) + factor * self.size
+        beside = (1 + chain) * c.omega_in * (error.sum(axis=-1, keepdims=True) + self.total)
+        return np.asarray(np.where(np.isnan(product), np.inf, product) + beside)
+
+
+def _product(size: Float64Array, other: Float64Array) -> Product:
+    return Product(other, times(size, other), size.sum(axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeadErrors:
+    """One query head: magnitudes of P, dS, dX, the sink's column, of what they are multiplied by; errors by form."""
+
     p: Float64Array
     ds: Float64Array
     dx: Float64Array
     sink: Float64Array | None
-    dk_size: Float64Array
-    dv_size: Float64Array
+    dq: Product
+    dk: Product
+    dv: Product
     alpha: float
     cap_last: bool
     forms: list[FormErrors]
@@ -126,7 +154,8 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
     with ar.working():
         inner, x, _, _ = gradients.head_gradients(ar, plain, key, rows)
         ahead = attention_case.block_of(ar, plain, key, rows, x, inner.forward)
-        sizes = {n: _upper(ar, getattr(inner, n)) for n in ("p", "dp", "delta", "centred", "ds", "dx")}
+        sizes = {n: _upper(ar, getattr(inner, n)) for n in ("p", "dp", "delta", "centred", "ds")}
+        sizes["dx"] = sizes["ds"] if inner.dx is inner.ds else _upper(ar, inner.dx)
         sink = None if inner.sink_weight is None else _upper(ar, inner.sink_weight)
         slope = None if inner.slope is None else Enclosure(*ar.to_enclosure(inner.slope))
     fmt = format_of(case.arrays["q"])
@@ -140,19 +169,18 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
     magnitude = (do @ np.abs(x.v).T) * (1 + 2.0**-52 * (dims + 2))
     magnitude = np.where(visible, magnitude, 0.0)
     whole = Sizes(do, np.abs(x.v), out, magnitude, slope, visible, sink, fmt, given.softcap, given.alpha, **sizes)
+    asked = gradients.bias_of(case) is not None
     return _HeadErrors(
-        np.abs(x.q),
-        np.abs(x.k),
-        do,
         sizes["p"],
         sizes["ds"],
         sizes["dx"],
         None if sink is None else sink * sizes["delta"],
-        times(sizes["dx"].T, np.abs(x.q)) * given.alpha,
-        times(sizes["p"].T, do),
+        _product(sizes["dx"], np.abs(x.k)),
+        _product(sizes["dx"].T, np.abs(x.q)),
+        _product(sizes["p"].T, do),
         given.alpha,
         given.cap_last,
-        [form_errors(whole, a, form) for a, form in zip(allowed, forms, strict=True)],
+        [form_errors(whole, a, form, with_ds=asked) for a, form in zip(allowed, forms, strict=True)],
     )
 
 
@@ -182,83 +210,137 @@ class Sizes:
     dx: Float64Array
     dp_wrong: Float64Array | float = 0.0
     delta_wrong: Float64Array | None = None
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What forms of an equal ``what`` share."""
+        if what not in self._known:
+            self._known[what] = make()
+        found: T = self._known[what]
+        return found
 
 
-def form_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> FormErrors:
+def form_errors(x: Sizes, allowed: attention.Errors, form: Contract, *, with_ds: bool = False) -> FormErrors:
     c, land = allowed.constants, allowed.land
-    n, dims = x.p.shape[1], x.do.shape[1]
+    n, dims = x.p.shape[-1], x.do.shape[-1]
     grow = 1 + 2.0**-50 * (land.keys + dims + 512)
-    e_p, e_sink = _weight_errors(x, allowed, form)
-    cast = e_p + c.u_P * (x.p + e_p) + c.omega_P
+    e_p, e_sink = _weight_errors(x, allowed)
+    cast = e_p * (1 + c.u_P)
+    if c.u_P or c.omega_P:
+        cast += x.once(("cast", c.u_P, c.omega_P), lambda: c.u_P * x.p + c.omega_P)
     if form.scores.stores:
         # P itself is what is stored.
         e_p = cast
         e_sink = None if e_sink is None or x.sink is None else e_sink + c.u_P * (x.sink + e_sink) + c.omega_P
     narrow = x.fmt if x.fmt.precision < c.compute.precision else c.compute
     chain = compound(dot_error(form, c, dims), c.u_v, c.u_v)
-    e_dp = chain * x.magnitude + (2 * dims + 2) * c.w
-    e_dp = e_dp + 2 * c.omega_v * (x.do.sum(axis=1, keepdims=True) + x.v.sum(axis=1)[None, :])
-    e_dp = e_dp + x.dp_wrong
-    if form.gradient.dp_stored:
-        e_dp = e_dp + narrow.unit_roundoff * (x.dp + e_dp) + narrow.omega
+    # All that the error of dP follows from.
+    of_dp = (chain, c.w, c.omega_v, narrow.name if form.gradient.dp_stored else None)
+    e_dp = x.once(("dp", *of_dp), lambda: _dp_error(x, chain, c, narrow if form.gradient.dp_stored else None))
     if form.gradient.delta == "output" and x.delta_wrong is not None:
         e_delta = x.delta_wrong
     elif form.gradient.delta == "output":
         b_o = np.where(np.isfinite(allowed.out.bound), allowed.out.bound, np.inf)
         gap = b_o + c.g(dims) * (x.out + b_o)
-        e_delta = np.where(x.do > 0, x.do * gap, 0.0).sum(axis=1, keepdims=True) + dims * c.w
+        e_delta = np.where(x.do > 0, x.do * gap, 0.0).sum(axis=-1, keepdims=True) + dims * c.w
     else:
         each = e_p * (x.dp + e_dp) + x.p * e_dp + c.g(n + 1) * (x.p + e_p) * (x.dp + e_dp)
-        e_delta = np.where(x.visible, each, 0.0).sum(axis=1, keepdims=True) + n * c.w
+        e_delta = np.where(x.visible, each, 0.0).sum(axis=-1, keepdims=True) + n * c.w
     stores = form.gradient.stores + (3 if form.scores.stores and x.softcap is not None else 0)
     unit, lost = (narrow.unit_roundoff, narrow.omega) if stores else (0.0, 0.0)
     unit = max(unit, c.u_v)
-    y = e_dp + e_delta
-    y = y + c.u * (x.centred + y)
-    s = e_p * (x.centred + y) + x.p * y
-    s = s + c.u * (x.ds + s) + c.w
-    s_x = s
+    rounding = float(np.expm1(max(stores, 1) * np.log1p(unit)))
+    # Where the scale joins before dS is stored, or flushed, what is lost next to zero is lost of scaled numbers.
+    near = stores * lost + (c.w if form.arithmetic.flush else 0.0)
+    near *= max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
+    # With y = Y + y' of which Y is common to many forms and y' [r, 1] is not: s = eP (|dP - D| + Y + y') + P y' + P Y.
+    common = x.once(("y", c.u, *of_dp), lambda: (1 + c.u) * e_dp + c.u * x.centred)
+    own = (1 + c.u) * e_delta
+    s = x.once(("centred", c.u, *of_dp), lambda: x.centred + common) + own
+    s *= e_p
+    s += x.p * own
+
+    def rounded(size: Float64Array, wrong: float) -> Float64Array:
+        """s with its own roundings, and with those of what was stored of it, of ``size``."""
+        factor = grow * (1 + c.u) * (1 + rounding)
+
+        def same() -> Float64Array:
+            lost = (1 + rounding) * (c.u * x.ds + c.w) + rounding * size + wrong
+            return np.asarray(factor * x.p * common + grow * lost)
+
+        return np.asarray(s * factor + x.once(("s", wrong, id(size), rounding, c.u, c.w, *of_dp), same))
+
+    ds = rounded(x.ds, stores * lost) if with_ds else None
     if x.slope is not None and x.softcap is not None:
+        s += x.p * common
+        s += c.u * (x.ds + s) + c.w
         high = np.minimum(x.slope.hi + x.slope.rad, 1.0)
         t = np.sqrt(np.clip(1.0 - (x.slope.hi - x.slope.rad), 0.0, 1.0))
         e_t = allowed.eps[:, :n] / x.softcap + 2 * c.u
         s_x = s * high + (x.ds + s) * (2 * t * e_t + e_t**2 + 3 * c.u)
-    rounding = np.expm1(max(stores, 1) * np.log1p(unit))
-    # Where the scale joins before dS is stored, or flushed, what is lost next to zero is lost of scaled numbers.
-    near = stores * lost + (c.w if form.arithmetic.flush else 0.0)
-    s_x = s_x + rounding * (x.dx + s_x) + near * max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
-    s = s + rounding * (x.ds + s) + stores * lost
+        s_x = (s_x + rounding * (x.dx + s_x) + near) * grow
+    else:
+        s_x = rounded(x.dx, near)
     sink = None
     if e_sink is not None and x.sink is not None:
         y = e_delta + c.u * (x.delta + e_delta)
         sink = e_sink * (x.delta + y) + x.sink * y
-        sink = sink + (rounding + 2 * c.u) * (x.sink * x.delta + sink) + stores * lost + c.w
+        sink = (sink + (rounding + 2 * c.u) * (x.sink * x.delta + sink) + stores * lost + c.w) * grow
     limit = min(c.compute.max_finite, narrow.max_finite if form.gradient.dp_stored or stores else np.inf) / 2
-    broken = allowed.broken | ~(x.magnitude.max(axis=1, keepdims=True, initial=0.0) < limit)
-    hidden = [a * grow if land.everything else np.where(x.visible, a * grow, 0.0) for a in (cast, s, s_x)]
-    return FormErrors(c, hidden[0], hidden[1], hidden[2], None if sink is None else sink * grow, broken)
+    broken = allowed.broken | ~(x.magnitude.max(axis=-1, keepdims=True, initial=0.0) < limit)
+    cast *= grow
+    if not land.everything:
+        cast, s_x = (np.where(x.visible, a, 0.0) for a in (cast, s_x))
+        ds = None if ds is None else np.where(x.visible, ds, 0.0)
+    return FormErrors(c, cast, ds, s_x, sink, broken)
 
 
-def _weight_errors(x: Sizes, allowed: attention.Errors, form: Contract) -> tuple[Float64Array, Float64Array | None]:
-    """(eP [r, n], that of the sink [r, 1]): |P^ - P| where P comes from the saved L, or from its own normalisation."""
+def _dp_error(x: Sizes, chain: float, c: Constants, stored: Format | None) -> Float64Array:
+    """eD [r, n]: of dP = dO v^T, which may be stored."""
+    wrong = chain * x.magnitude + (2 * x.do.shape[-1] + 2) * c.w
+    if c.omega_v:
+        wrong += 2 * c.omega_v * (x.do.sum(axis=-1, keepdims=True) + x.v.sum(axis=-1)[None, :])
+    wrong = wrong + x.dp_wrong
+    if stored is not None:
+        wrong = wrong + stored.unit_roundoff * (x.dp + wrong) + stored.omega
+    return np.asarray(wrong)
+
+
+def _weight_errors(x: Sizes, allowed: attention.Errors) -> tuple[Float64Array, Float64Array | None]:
+    """(eP [r, n], that of the sink [r, 1]): |P^ - P| where P comes from the saved L, or from its own normalisation.
+
+    An error pi of the exponent gives P e^pi - P. Of pi, one part is common to forms whose scores err alike, and the
+    rest, x, is that of a row: P e^(pi + x) - P = e^x (P e^pi - P) + (e^x - 1) P.
+    """
     c, land = allowed.constants, allowed.land
-    n = x.p.shape[1]
-    d_l = allowed.lse.bound
-    far = land.below_max + land.log_total
-    pi = (
-        allowed.eps
-        + d_l
-        + c.u * (forward.EXPONENT_ROUNDINGS * (far + allowed.eps + d_l) + LSE_ROUNDINGS * (land.lse_size + d_l))
-    )
-    pi = pi - np.log1p(-c.e_exp)
-    if x.sink is not None:
-        pi[:, -1] += allowed.rho[:, -1]
+    n = x.p.shape[-1]
+    d_l, roundings = allowed.lse.bound, c.u * forward.EXPONENT_ROUNDINGS
+    row = d_l + roundings * (land.log_total + d_l) + c.u * LSE_ROUNDINGS * (land.lse_size + d_l) - np.log1p(-c.e_exp)
+    pi, moved = x.once(("weights", id(allowed.eps), c.u), lambda: _common_weight_errors(allowed.eps, land, roundings))
+    if moved is not None and x.sink is None and float(row.max(initial=0.0)) <= 1.0:
+        wrong = moved * np.exp(row)
+        wrong += land.p * np.expm1(row)
+        wrong += c.w
+        return land.seen(wrong), None
+    pi = pi + row
+    if x.sink is not None and allowed.sink_rho is not None:
+        pi[:, -1:] += allowed.sink_rho
     exponent = land.log_p + pi
     upper = np.where(
         exponent <= forward.LARGEST_EXPONENT, np.exp(np.minimum(exponent, forward.LARGEST_EXPONENT)), np.inf
     )
-    moved = np.where(land.visible, upper * -np.expm1(-pi) + c.w, 0.0)
-    return moved[:, :n], moved[:, n:] if x.sink is not None else None
+    wrong = np.where(land.visible, upper * -np.expm1(-pi) + c.w, 0.0)
+    return wrong[:, :n], wrong[:, n:] if x.sink is not None else None
+
+
+def _common_weight_errors(
+    eps: Float64Array, land: Landscape, roundings: float
+) -> tuple[Float64Array, Float64Array | None]:
+    """(pi, P e^pi - P) [r, n] of the exponents' errors that are not those of a whole row; None where they are large."""
+    pi = eps * (1 + roundings)
+    pi += roundings * land.below_max
+    largest = float(land.seen(pi).max(initial=0.0))
+    return pi, np.expm1(pi) * land.p if largest <= 1.0 else None
 
 
 Parts = Sequence[tuple[_HeadErrors, FormErrors]]
@@ -268,19 +350,8 @@ Sums = tuple[Float64Array, NDArray[np.bool_]]
 def _dq(parts: Parts, form: Contract) -> Sums:
     (x, f) = parts[0]
     c, n = f.constants, x.p.shape[1]
-    chain = accumulation_error(form, c, n)
-    b = product_error(f.dx, x.dx, x.k, c.u_k, chain, c) * x.alpha + x.alpha * n * c.w_acc
+    b = x.dq.error(f.dx, c.u_k, accumulation_error(form, c, n), c) * x.alpha + x.alpha * n * c.w_acc
     return b, f.broken
-
-
-def product_error(
-    error: Float64Array, size: Float64Array, other: Float64Array, unit: float, chain: float, c: Constants
-) -> Float64Array:
-    """|sum of (a + error) (b + unit b)| away from sum a b: error, size [r, n] of a, other [n, d] of b; one chain."""
-    factor = (1 + unit) * (1 + chain) - 1
-    whole = size + error
-    product = times(error + factor * whole, other)
-    return np.asarray(product + (1 + chain) * c.omega_in * whole.sum(axis=1, keepdims=True))
 
 
 def times(a: Float64Array, b: Float64Array) -> Float64Array:
@@ -298,13 +369,11 @@ def _shared(parts: Parts, form: Contract, pick: str, rows: Rows, fmt: Format) ->
         c = f.constants
         chain = accumulation_error(form, c, terms)
         if pick == "dk":
-            error, moved = _columns(f.dx, rows), _columns(x.dx, rows)
-            b = product_error(error, moved, x.q, c.u_q, chain, c) * x.alpha + x.alpha * terms * c.w_acc
-            size = x.dk_size[rows]
+            product, error, unit, alpha = x.dk.at(rows), _columns(f.dx, rows), c.u_q, x.alpha
         else:
-            error, moved = _columns(f.cast, rows), _columns(x.p, rows)
-            b = product_error(error, moved, x.do, c.u_v, chain, c) + terms * c.w_acc
-            size = x.dv_size[rows]
+            product, error, unit, alpha = x.dv.at(rows), _columns(f.cast, rows), c.u_v, 1.0
+        b = alpha * (product.error(error, unit, chain, c) + terms * c.w_acc)
+        size = alpha * product.size
         if len(parts) > 1:
             broken = broken | (size + b >= fmt.overflow_threshold)
             b = b + c.u_o * (size + b) + c.omega_o
@@ -325,7 +394,8 @@ def _dbias(case: Case, parts: Parts, rows: Rows) -> Sums:
     bias = gradients.bias_of(case)
     assert bias is not None
     last = parts[0][0].cap_last
-    error = np.sum([f.dx if last else f.ds for _, f in parts], axis=0)
+    errors = [f.dx if last else f.ds for _, f in parts]
+    error = np.sum([a for a in errors if a is not None], axis=0)
     size = np.sum([x.dx if last else x.ds for x, _ in parts], axis=0)
     count = len(parts)
     if bias.ndim < 2 or bias.shape[-2] == 1:
@@ -350,15 +420,15 @@ def _dsinks(case: Case, parts: Parts, rows: Rows) -> Sums:
     return np.array(found), _any_broken(parts)
 
 
-def _scaled(exact: Enclosure, sums: Sums, form: Contract, fmt: Format, parts: Parts) -> Bounded:
+def _scaled(size: Float64Array, sums: Sums, form: Contract, fmt: Format, parts: Parts) -> Bounded:
     """The bound with the scale's and the output's roundings."""
     c, (b, broken) = parts[0][1].constants, sums
-    b = b + SCALE_ROUNDINGS * (c.u * (exact.upper_abs() + b) + (c.w if form.arithmetic.flush else 0.0))
-    return settled(exact, b, broken, form, c, fmt, terms=parts[0][0].p.size)
+    b = b + SCALE_ROUNDINGS * (c.u * (size + b) + (c.w if form.arithmetic.flush else 0.0))
+    return settled(size, b, broken, form, c, fmt, terms=parts[0][0].p.size)
 
 
 def settled(
-    exact: Enclosure,
+    size: Float64Array,
     b: Float64Array,
     broken: NDArray[np.bool_],
     form: Contract,
@@ -367,8 +437,8 @@ def settled(
     *,
     terms: int = 0,
 ) -> Bounded:
-    """The bound with the output's rounding; ``terms``: how many numbers the error was summed from in float64."""
-    size = exact.upper_abs()
+    """The bound with the rounding of an output of at most ``size``; ``terms``: how many numbers the error was summed
+    from in float64."""
     unit, lost = max(c.u_o, fmt.unit_roundoff), max(c.omega_o, fmt.omega)
     if fmt.precision >= c.compute.precision:
         unit, lost = c.u, c.w if form.arithmetic.flush else c.compute.omega

@@ -26,7 +26,7 @@ from oracle.bounds.landscape import Landscape, inflation, landscape
 from oracle.bounds.spread import Values, spread, values_of
 from oracle.case import Case
 from oracle.contract.constants import Constants, compound, constants, dot_error
-from oracle.contract.contract import Contract
+from oracle.contract.contract import Contract, GradientClaims
 from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format
 
@@ -63,15 +63,15 @@ def _pieces(head: Head, block: Block) -> Iterator[tuple[Head, Block]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Errors:
-    """What one form allows in one block: constants, errors of scores (eps) and of weights (rho) [r, n], of O and L.
+    """What one form allows in one block: constants, errors of scores (eps) [r, n], of O and L.
 
-    broken [r, 1]: rows in which an intermediate may overflow.
+    sink_rho [r, 1]: error of a sink's weight. broken [r, 1]: rows in which an intermediate may overflow.
     """
 
     constants: Constants
     land: Landscape
     eps: Float64Array
-    rho: Float64Array
+    sink_rho: Float64Array | None
     out: Bounded
     lse: Bounded
     broken: NDArray[np.bool_]
@@ -79,13 +79,17 @@ class Errors:
 
 def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[Format, Format]) -> list[Errors]:
     """One per form, for a block whose rows are those of ``head``; observed formats of O and L."""
-    made = weigh(head, block, _plans(head, forms), observed[1])
+    # Forms of gradients may do the same forwards.
+    ahead = [replace(form, label="", gradient=GradientClaims()) for form in forms]
+    distinct = list(dict.fromkeys(ahead))
+    made = weigh(head, block, _plans(head, distinct), observed[1])
     values = values_of(head.v, block.part("out").hi)
-    outputs = _outputs(head, values, block, made, forms, observed[0])
-    return [
-        Errors(f.constants, made.land, f.group.eps, f.rho, out, f.lse, f.broken)
-        for f, out in zip(made.forms, outputs, strict=True)
-    ]
+    outputs = _outputs(head, values, block, made, distinct, observed[0])
+    found = {
+        form: Errors(f.constants, made.land, f.group.eps, f.sink_rho if head.has_sink else None, out, f.lse, f.broken)
+        for form, f, out in zip(distinct, made.forms, outputs, strict=True)
+    }
+    return [found[form] for form in ahead]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,8 +119,9 @@ class FormRows:
     broken: NDArray[np.bool_]
 
     @property
-    def rho(self) -> Float64Array:
-        return self.group.rho + self.tilted.even if self.tilted.even else self.group.rho
+    def sink_rho(self) -> Float64Array:
+        """[r, 1]: of the last key's weight."""
+        return self.group.rho[:, -1:] + self.tilted.even
 
 
 @dataclass(frozen=True, slots=True, eq=False)

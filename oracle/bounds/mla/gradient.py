@@ -77,7 +77,10 @@ def _sums(
     c, kind = constants(form, fmt), block.key[0]
     if kind == gradients.DQ:
         own = {"dq_nope": parts[0].dq_nope, "dq_pe": parts[0].dq_pe}
-        return {n: settled(block.part(n), b, parts[0].broken, form, c, formats.get(n, fmt)) for n, b in own.items()}
+        return {
+            n: settled(block.part(n).upper_abs(), b, parts[0].broken, form, c, formats.get(n, fmt))
+            for n, b in own.items()
+        }
     everything = np.array([[any(part.spoiled for part in parts)]])
     if kind == gradients.DC:
         shares = {
@@ -92,7 +95,9 @@ def _sums(
     for n, of in shares.items():
         target = formats.get(n, fmt)
         error, too_large = _added(of, c, target)
-        made[n] = settled(block.part(n), error[block.rows], everything | too_large[block.rows], form, c, target)
+        made[n] = settled(
+            block.part(n).upper_abs(), error[block.rows], everything | too_large[block.rows], form, c, target
+        )
     return made
 
 

@@ -188,7 +188,7 @@ def _inner(
         c,
         head.land,
         w.eps,
-        w.rho,
+        None,
         Bounded(made.wrong, np.broadcast_to(made.broken, made.wrong.shape)),
         Bounded(lse, made.broken),
         made.broken,
