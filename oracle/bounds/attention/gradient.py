@@ -58,13 +58,17 @@ def bounds(
         ]
         made = []
         sizes = {name: block.part(name).upper_abs() for name in gradients.HELD[kind]}
+        products = [(head.dk.at(block.rows), head.dv.at(block.rows)) for head in heads if kind == gradients.DKV]
         for index, form in enumerate(forms):
             parts = [(head, head.forms[index]) for head in heads]
             match kind:
                 case gradients.DQ:
                     found = {"dq": _dq(parts, form)}
                 case gradients.DKV:
-                    found = {n: _shared(parts, form, n, block.rows, formats.get(n, fmt)) for n in ("dk", "dv")}
+                    found = {
+                        n: _shared(parts, [of[place] for of in products], form, n, formats.get(n, fmt))
+                        for place, n in enumerate(("dk", "dv"))
+                    }
                 case gradients.DBIAS:
                     found = {"dbias": _dbias(case, parts, block.rows)}
                 case _:
@@ -104,28 +108,45 @@ class FormErrors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """What magnitudes a [r, n] of an exact factor give with those of an exact other one [n, d].
+    """What magnitudes a [r, n] of an exact factor, or columns of it, give with those of an exact other one [n, d].
 
-    size [r, d]: their product. total [r, 1]: sums of a.
+    columns: which columns of a are the rows of the product, where they are. size [r, d]: their product. total [r, 1]:
+    sums of a. Errors are told apart by identity, and some forms share theirs.
     """
 
     other: Float64Array
     size: Float64Array
     total: Float64Array
+    columns: Rows | None = None
+    _known: dict[int, tuple[Float64Array, Float64Array]] = field(default_factory=dict, init=False, repr=False)
 
     def at(self, rows: Rows) -> Product:
-        return replace(self, size=self.size[rows], total=self.total[rows])
+        """Of some of the columns."""
+        if np.array_equal(rows, np.arange(len(self.size))):
+            return self
+        return replace(self, size=self.size[rows], total=self.total[rows], columns=rows)
 
     def error(self, error: Float64Array, unit: float, chain: float, c: Constants) -> Float64Array:
         """|sum of (a + error) (b + unit b)| away from sum a b; one chain."""
+        if id(error) not in self._known:
+            part = error if self.columns is None else _columns(error, self.columns)
+            self._known[id(error)] = times(part, self.other), part.sum(axis=-1, keepdims=True)
+        product, sums = self._known[id(error)]
         factor = (1 + unit) * (1 + chain) - 1
-        product = (1 + factor) * times(error, self.other) + factor * self.size
-        beside = (1 + chain) * c.omega_in * (error.sum(axis=-1, keepdims=True) + self.total)
-        return np.asarray(np.where(np.isnan(product), np.inf, product) + beside)
+        found = product * (1 + factor)
+        found += self.size * factor
+        if np.isnan(found.sum()):
+            found[np.isnan(found)] = np.inf
+        found += (1 + chain) * c.omega_in * (sums + self.total)
+        return found
 
 
-def _product(size: Float64Array, other: Float64Array) -> Product:
+def _of_rows(size: Float64Array, other: Float64Array) -> Product:
     return Product(other, times(size, other), size.sum(axis=-1, keepdims=True))
+
+
+def _of_columns(size: Float64Array, other: Float64Array) -> Product:
+    return replace(_of_rows(size.T, other), columns=np.arange(size.shape[1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,9 +196,9 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         sizes["ds"],
         sizes["dx"],
         None if sink is None else sink * sizes["delta"],
-        _product(sizes["dx"], np.abs(x.k)),
-        _product(sizes["dx"].T, np.abs(x.q)),
-        _product(sizes["p"].T, do),
+        _of_rows(sizes["dx"], np.abs(x.k)),
+        _of_columns(sizes["dx"], np.abs(x.q)),
+        _of_columns(sizes["p"], do),
         given.alpha,
         given.cap_last,
         [form_errors(whole, a, form, with_ds=asked) for a, form in zip(allowed, forms, strict=True)],
@@ -224,10 +245,9 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract, *, with_ds:
     c, land = allowed.constants, allowed.land
     n, dims = x.p.shape[-1], x.do.shape[-1]
     grow = 1 + 2.0**-50 * (land.keys + dims + 512)
-    e_p, e_sink = _weight_errors(x, allowed)
-    cast = e_p * (1 + c.u_P)
-    if c.u_P or c.omega_P:
-        cast += x.once(("cast", c.u_P, c.omega_P), lambda: c.u_P * x.p + c.omega_P)
+    # Forms that do the same forwards have the same `allowed`.
+    e_p, e_sink = x.once(("p", id(allowed)), lambda: _weight_errors(x, allowed))
+    cast = x.once(("cast", id(allowed)), lambda: e_p * (1 + c.u_P) + (c.u_P * x.p + c.omega_P))
     if form.scores.stores:
         # P itself is what is stored.
         e_p = cast
@@ -288,11 +308,11 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract, *, with_ds:
         sink = (sink + (rounding + 2 * c.u) * (x.sink * x.delta + sink) + stores * lost + c.w) * grow
     limit = min(c.compute.max_finite, narrow.max_finite if form.gradient.dp_stored or stores else np.inf) / 2
     broken = allowed.broken | ~(x.magnitude.max(axis=-1, keepdims=True, initial=0.0) < limit)
-    cast *= grow
+    of_v = x.once(("hidden", id(allowed)), lambda: np.where(x.visible, cast, 0.0) * grow)
     if not land.everything:
-        cast, s_x = (np.where(x.visible, a, 0.0) for a in (cast, s_x))
+        s_x = np.where(x.visible, s_x, 0.0)
         ds = None if ds is None else np.where(x.visible, ds, 0.0)
-    return FormErrors(c, cast, ds, s_x, sink, broken)
+    return FormErrors(c, of_v, ds, s_x, sink, broken)
 
 
 def _dp_error(x: Sizes, chain: float, c: Constants, stored: Format | None) -> Float64Array:
@@ -350,29 +370,32 @@ Sums = tuple[Float64Array, NDArray[np.bool_]]
 def _dq(parts: Parts, form: Contract) -> Sums:
     (x, f) = parts[0]
     c, n = f.constants, x.p.shape[1]
-    b = x.dq.error(f.dx, c.u_k, accumulation_error(form, c, n), c) * x.alpha + x.alpha * n * c.w_acc
+    b = x.dq.error(f.dx, c.u_k, accumulation_error(form, c, n), c)
+    b += n * c.w_acc
+    b *= x.alpha
     return b, f.broken
 
 
 def times(a: Float64Array, b: Float64Array) -> Float64Array:
     """a @ b for non-negative numbers of which some may be infinite (an infinite error of a zero promises nothing)."""
     product = a @ b
-    return np.asarray(np.where(np.isnan(product), np.inf, product) * (1 + 2.0**-52 * (a.shape[1] + 2)))
+    if np.isnan(product.sum()):
+        product[np.isnan(product)] = np.inf
+    product *= 1 + 2.0**-52 * (a.shape[-1] + 2)
+    return np.asarray(product)
 
 
-def _shared(parts: Parts, form: Contract, pick: str, rows: Rows, fmt: Format) -> Sums:
-    """Sum over the group of one KV head, [keys, d] at ``rows``: parts may be stored in the output's format first."""
+def _shared(parts: Parts, products: Sequence[Product], form: Contract, pick: str, fmt: Format) -> Sums:
+    """Sum over the group of one KV head, [keys, d]: parts may be stored in the output's format first."""
     total, sizes = np.zeros(1), np.zeros(1)
     broken: NDArray[np.bool_] = _any_broken(parts)
     terms = len(parts) * parts[0][0].p.shape[0]
-    for x, f in parts:
+    for (x, f), product in zip(parts, products, strict=True):
         c = f.constants
-        chain = accumulation_error(form, c, terms)
-        if pick == "dk":
-            product, error, unit, alpha = x.dk.at(rows), _columns(f.dx, rows), c.u_q, x.alpha
-        else:
-            product, error, unit, alpha = x.dv.at(rows), _columns(f.cast, rows), c.u_v, 1.0
-        b = alpha * (product.error(error, unit, chain, c) + terms * c.w_acc)
+        error, unit, alpha = (f.dx, c.u_q, x.alpha) if pick == "dk" else (f.cast, c.u_v, 1.0)
+        b = product.error(error, unit, accumulation_error(form, c, terms), c)
+        b += terms * c.w_acc
+        b *= alpha
         size = alpha * product.size
         if len(parts) > 1:
             broken = broken | (size + b >= fmt.overflow_threshold)
@@ -422,9 +445,7 @@ def _dsinks(case: Case, parts: Parts, rows: Rows) -> Sums:
 
 def _scaled(size: Float64Array, sums: Sums, form: Contract, fmt: Format, parts: Parts) -> Bounded:
     """The bound with the scale's and the output's roundings."""
-    c, (b, broken) = parts[0][1].constants, sums
-    b = b + SCALE_ROUNDINGS * (c.u * (size + b) + (c.w if form.arithmetic.flush else 0.0))
-    return settled(size, b, broken, form, c, fmt, terms=parts[0][0].p.size)
+    return settled(size, *sums, form, parts[0][1].constants, fmt, terms=parts[0][0].p.size, roundings=SCALE_ROUNDINGS)
 
 
 def settled(
@@ -436,11 +457,18 @@ def settled(
     fmt: Format,
     *,
     terms: int = 0,
+    roundings: int = 0,
 ) -> Bounded:
-    """The bound with the rounding of an output of at most ``size``; ``terms``: how many numbers the error was summed
-    from in float64."""
+    """The bound with some roundings and then that of an output of at most ``size``.
+
+    terms: how many numbers the error was summed from in float64.
+    """
     unit, lost = max(c.u_o, fmt.unit_roundoff), max(c.omega_o, fmt.omega)
     if fmt.precision >= c.compute.precision:
         unit, lost = c.u, c.w if form.arithmetic.flush else c.compute.omega
-    bound = (b + unit * (size + b) + lost) * (1 + 2.0**-50 * (max(b.size, terms) + 512))
+    grow = 1 + 2.0**-50 * (max(b.size, terms) + 512)
+    before = roundings * c.u
+    bound = b * (grow * (1 + before) * (1 + unit))
+    bound += size * (grow * (before * (1 + unit) + unit))
+    bound += grow * ((1 + unit) * roundings * (c.w if form.arithmetic.flush else 0.0) + lost)
     return Bounded(np.asarray(bound), np.asarray(broken | (size + bound >= fmt.overflow_threshold)))
