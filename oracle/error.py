@@ -156,7 +156,7 @@ def _is_rounded(observed: StoredArray, e: Enclosure, fmt: Format) -> Mask:
     away = np.where(np.signbit(base), 1.0, -1.0)
     magnitude = np.abs(np.where(infinite, 0.0, y))
     above = fmt.ulp(magnitude)
-    below = magnitude - fmt.next_down(magnitude)
+    below = above * np.where(fmt.is_power_above_min(magnitude), 0.5, 1.0)
     # Twice the distance against the whole gap: half of the smallest fp64 gap is no fp64 number.
     over = _sign(2 * away * gap - above, 2 * away * rest, 2 * (e.rad + slack))
     under = _sign(2 * away * gap + below, 2 * away * rest, -2 * (e.rad + slack))

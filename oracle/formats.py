@@ -109,7 +109,7 @@ class Format:
         """
         values = np.asarray(x, dtype=np.float64)
         magnitude = np.abs(values)
-        down = magnitude - self.ulp(magnitude) * np.where(self._is_power_above_min(magnitude), 0.5, 1.0)
+        down = magnitude - self.ulp(magnitude) * np.where(self.is_power_above_min(magnitude), 0.5, 1.0)
         with np.errstate(over="ignore"):
             # Above the largest fp64 number the sum is infinite, which is the answer.
             result = np.where(values >= 0, magnitude + self.ulp(magnitude), -down)
@@ -121,7 +121,8 @@ class Format:
         """The greatest value of the format below x, for x in the format."""
         return -self.next_up(-np.asarray(x, dtype=np.float64))
 
-    def _is_power_above_min(self, magnitude: Float64Array) -> NDArray[np.bool_]:
+    def is_power_above_min(self, magnitude: Float64Array) -> NDArray[np.bool_]:
+        """Where the spacing below is half of that above."""
         fraction, _ = np.frexp(magnitude)
         return np.asarray((fraction == 0.5) & (magnitude > self.smallest_normal))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -30,7 +30,7 @@ LIMIT = 0.4
 _OVERHEAD = 0.01
 
 
-def keyed(prop: Property, edges: Sequence[Input]) -> Iterator[tuple[str, Input]]:
+def keyed(prop: Property, edges: Iterable[Input]) -> Iterator[tuple[str, Input]]:
     """The edge inputs of a property, each with a name that is the same in every dtype and for every target."""
     seen: Counter[str] = Counter()
     for edge in edges:

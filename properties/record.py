@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from properties.judge.verdict import Basis, Verdict
 
 SCHEMA = 1
 DIED = "the process died or hung during this call"
+_LOST = (DIED, "timeout: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,18 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
+def held(of: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are (`asdict` copies all that is in them)."""
+    return {f.name: getattr(of, f.name) for f in fields(of)}
+
+
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(plain(row), sort_keys=True, allow_nan=False) + "\n"
+    try:
+        text = json.dumps(row, sort_keys=True, allow_nan=False, default=plain)
+    except (ValueError, TypeError):
+        # An inf or nan somewhere, or keys that are no texts.
+        text = json.dumps(plain(row), sort_keys=True, allow_nan=False)
+    return text + "\n"
 
 
 class Journal:
@@ -111,7 +122,7 @@ class Journal:
 
     def complete(self, serial: int, record: Record | None) -> None:
         """End what `begin` announced; with None nothing is recorded (an example of a search, not its result)."""
-        row = {} if record is None else asdict(record)
+        row = {} if record is None else held(record)
         self._open.discard(serial)
         self._write({"kind": "end" if record is None else "record", "serial": serial, "pid": os.getpid(), **row})
 
@@ -132,15 +143,18 @@ class Journal:
         self._file.close()
 
 
-def lines(folder: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """All lines of all record files of a folder; None for a line that is damaged (a torn last line, say)."""
+def lines(folder: Path, *, words: tuple[str, ...] = ("",)) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+    """All lines of all record files of a folder; None for a line that is damaged (a torn last line, say).
+
+    words: only lines with one of these in them.
+    """
     for path in sorted(folder.glob("records-*.jsonl")):
         try:
             texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError as error:
             raise DamagedRecords(f"cannot read {path}: {error.strerror or error}") from error
         for text in texts:
-            if not text.strip():
+            if not text.strip() or not any(word in text for word in words):
                 continue
             try:
                 row = json.loads(text)
@@ -166,11 +180,11 @@ def unfinished(folder: Path, *, file: str | None = None) -> list[tuple[Path, dic
 def finish(path: Path, row: Mapping[str, Any], record: Record | None) -> None:
     """End a ``begin`` line on behalf of the process that wrote it and died: with a record, or without one."""
     kind = "end" if record is None else "record"
-    held = {} if record is None else asdict(record)
+    row_of_it = {} if record is None else held(record)
     with path.open("r+b") as file:
         # The dead process may have left half a line.
         torn = file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
-        end = {"kind": kind, "serial": row.get("serial"), "pid": row.get("pid"), **held}
+        end = {"kind": kind, "serial": row.get("serial"), "pid": row.get("pid"), **row_of_it}
         file.write((b"\n" if torn else b"") + _line(end).encode())
 
 
@@ -215,15 +229,15 @@ def bury(folder: Path, worker: str, test: str) -> list[Record]:
 
 def died(record: Record) -> bool:
     """Whether the call of a record ended its process or did not end in time."""
-    return record.detail.startswith((DIED, "timeout: "))
+    return record.detail.startswith(_LOST)
 
 
 def lost_calls(folder: Path, target: str, dtype: str) -> list[str]:
     """How the calls of a target at a dtype ended that died or did not return, in every worker so far."""
     return [
         str(row["detail"])
-        for _, row in lines(folder)
+        for _, row in lines(folder, words=_LOST)
         if row is not None
         and (row.get("kind"), row.get("target"), row.get("dtype")) == ("record", target, dtype)
-        and str(row.get("detail")).startswith((DIED, "timeout: "))
+        and str(row.get("detail")).startswith(_LOST)
     ]

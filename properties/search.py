@@ -104,12 +104,18 @@ def _edges(subject: Subject, prop: Property, part: Part | None = None) -> Iterat
 
     Those are the even ones in some dtypes and the odd ones in fp16: one kernel at all its dtypes meets all of them.
     """
-    edges = list(prop.edges(subject))
-    thinned = subject.target.interpreted and subject.profile.shared and len(edges) > FEW
-    listed = list(keyed(prop, edges))
-    for key, edge in listed[int(subject.dtype == "fp16") :: 2] if thinned else listed:
+    listed = keyed(prop, prop.edges(subject))
+    if subject.target.interpreted and subject.profile.shared:
+        edges = list(listed)
+        listed = iter(edges[int(subject.dtype == "fp16") :: 2] if len(edges) > FEW else edges)
+    asked = 0
+    for key, edge in listed:
         if part is None or part.asks(key):
             yield edge
+            asked += 1
+        # What comes after the last of a few need not be made.
+        if part is not None and part.first and asked == len(part.keys):
+            return
 
 
 def _examples(subject: Subject) -> int:
@@ -156,7 +162,7 @@ def judge(subject: Subject, prop: Property, given_input: Input) -> Judgement:
     lacks = subject.target.lacks(given_input.case)
     if lacks:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {lacks[0]}")
-    refused = op_named(subject.op).refused(given_input.case, subject.conventions)
+    refused = _refused(subject, given_input.case)
     if refused:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target refuses {refused}")
     with warnings.catch_warnings():
@@ -166,6 +172,20 @@ def judge(subject: Subject, prop: Property, given_input: Input) -> Judgement:
             return prop.check(subject, given_input)
         except Unobserved as failed:
             return failed.judgement
+
+
+def _refused(subject: Subject, case: Case) -> str:
+    """The stated limit of the target that this case lies beyond, or nothing."""
+    row = op_named(subject.op)
+    sizes = {axis: size for n, a in row.arrays.items() if n in case.arrays for axis, size in a.sizes(case.arrays[n])}
+    # A gradient's refusal is its own answer.
+    if row.gradient is not None or not {"Hq", "Hkv", "D", "Dv"} <= set(sizes):
+        return ""
+    if sizes["Hq"] != sizes["Hkv"] and subject.conventions.get("grouped_heads") == "refused":
+        return "grouped KV heads"
+    if sizes["D"] != sizes["Dv"] and subject.conventions.get("unequal_value_dim") == "refused":
+        return "Dv != D"
+    return ""
 
 
 def _search(

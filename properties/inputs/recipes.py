@@ -6,8 +6,10 @@ failing case shrinks by shrinking a handful of small integers, whatever the size
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,11 +94,26 @@ FAMILIES: dict[str, Callable[[Generator, tuple[int, ...]], Float64Array]] = {
 GENERAL = ("normal", "outliers", "massive", "massive_channels", "tiny", "alternating", "one_signed")
 
 
+# Lists of inputs share most of their arrays, and are made again for each of their parts.
+_MADE, _LARGEST = 512, 2**14
+
+
 def array(recipe: Recipe, shape: tuple[int, ...], fmt: Format, *, stream: int = 0) -> StoredArray:
-    """The array of ``recipe`` in ``fmt``'s storage dtype, clipped to its finite range; ``stream`` separates q, k, v."""
+    """The array of ``recipe`` in ``fmt``'s storage dtype, clipped to its finite range; ``stream`` separates q, k, v.
+
+    Nobody may change it: small ones are handed out again.
+    """
+    return (_small if math.prod(shape) <= _LARGEST else _array)(recipe, shape, fmt, stream)
+
+
+def _array(recipe: Recipe, shape: tuple[int, ...], fmt: Format, stream: int) -> StoredArray:
     rng = np.random.default_rng([recipe.seed, stream])
-    values = recipe.gain * FAMILIES[recipe.family](rng, shape)
-    return np.asarray(fmt.store(np.clip(values, -fmt.max_finite, fmt.max_finite)))
+    made = fmt.store(recipe.gain * FAMILIES[recipe.family](rng, shape), saturate=True)
+    made.setflags(write=False)
+    return made
+
+
+_small = lru_cache(_MADE)(_array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +205,6 @@ HIDES: dict[str, Hides] = {
     "all": _hide_all,
 }
 EMPTYING = ("rows", "all")
-KINDS_OF_MASKS = {"bool": "boolean_mask", "additive": "additive_mask"}
-"""Kind -> the limit that is about it."""
 OVER = ("sequences", "rows", "keys", "heads")
 
 

@@ -7,7 +7,7 @@ Draws are ordered so that shrinking makes lengths, heads and features small firs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,7 @@ from hypothesis import strategies as st
 
 from oracle.case import Case
 from oracle.formats import EIGHT_BITS, Float64Array, Format, StoredArray
-from properties.inputs.recipes import (
-    FAMILIES,
-    GENERAL,
-    KINDS,
-    KINDS_OF_MASKS,
-    OVER,
-    Logits,
-    Mask,
-    Recipe,
-    array,
-    mask_array,
-    plant,
-)
+from properties.inputs.recipes import FAMILIES, GENERAL, KINDS, OVER, Logits, Mask, Recipe, array, mask_array, plant
 from properties.ops.attention.options import NAMES, NONE, Extras, drawn, facts, option_values
 from properties.subject import Input, Subject
 
@@ -42,6 +30,7 @@ MASKS = st.builds(
 )
 
 
+@cache
 def lengths(largest: int) -> st.SearchStrategy[int]:
     """Sequence lengths: short ones, and both sides of the usual tile borders."""
     borders = [b + d for b in (16, 32, 64, 128, 256) for d in (-1, 0, 1) if b + d <= largest]
@@ -112,14 +101,6 @@ def refuses(subject: Subject, limit: str) -> bool:
     return subject.conventions.get(limit) == "refused"
 
 
-def taken(subject: Subject, mask: Mask) -> Mask:
-    """The mask, of the next kind and form that the target takes."""
-    kinds = (mask.kind, *KINDS_OF_MASKS)
-    kind = next((k for k in kinds if not refuses(subject, KINDS_OF_MASKS[k])), mask.kind)
-    over = next((o for o in (mask.over, *OVER) if not refuses(subject, f"mask_of_{o}")), mask.over)
-    return replace(mask, kind=kind, over=over)
-
-
 def attention_input(
     subject: Subject,
     *,
@@ -143,10 +124,12 @@ def attention_input(
     fmt = subject.fmt
     heads = kv_heads * group
     used = scale if scale is not None else 1.0 / float(np.sqrt(dims))
-    q = array(recipe, (batch, heads, sq, dims), fmt, stream=0).astype(np.float64)
-    k = array(recipe, (batch, kv_heads, sk, dims), fmt, stream=1).astype(np.float64)
+    q = array(recipe, (batch, heads, sq, dims), fmt, stream=0)
+    k = array(recipe, (batch, kv_heads, sk, dims), fmt, stream=1)
     v = array(values, (batch, kv_heads, sk, value_dims or dims), fmt, stream=2)
-    q, k = plant(q, k, used, logits, recipe.seed)
+    if logits.kind != "plain":
+        planted = plant(q.astype(np.float64), k.astype(np.float64), used, logits, recipe.seed)
+        q, k = (stored(x, fmt) for x in planted)
     options: dict[str, Any] = {}
     if is_causal and subject.has("is_causal"):
         options["is_causal"] = True
@@ -154,9 +137,9 @@ def attention_input(
     if scale is not None and subject.has("scale"):
         options["scale"] = scale
     if mask is not None and subject.has("attn_mask"):
-        options["attn_mask"] = mask_array(taken(subject, mask), recipe.seed, (batch, heads, sq, sk), subject.wide)
+        options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), subject.wide)
     options |= option_values(subject, extras, batch=batch, heads=heads, kv_heads=kv_heads)
-    case = Case("attention", {"q": stored(q, fmt), "k": stored(k, fmt), "v": v}, options)
+    case = Case("attention", {"q": q, "k": k, "v": v}, options)
     about = {
         "recipe": recipe.family,
         "values": values.family,

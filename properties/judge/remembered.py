@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def _size(judgement: Judgement) -> int:
 
 
 def _encode(judgement: Judgement) -> bytes:
-    return json.dumps(asdict(judgement)).encode()
+    return json.dumps({f.name: getattr(judgement, f.name) for f in fields(judgement)}).encode()
 
 
 def _decode(data: bytes) -> Judgement:

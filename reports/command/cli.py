@@ -127,7 +127,8 @@ def _verify(options: argparse.Namespace, words: list[str]) -> int:
 
 def _about_the_store(out: Path) -> list[str]:
     """What was wrong with the store, in at most one line, however many workers found it so."""
-    return [str(row["detail"]) for _, row in lines(out) if row is not None and row.get("kind") == "store"][:1]
+    noted = lines(out, words=('"store"',))
+    return [str(row["detail"]) for _, row in noted if row is not None and row.get("kind") == "store"][:1]
 
 
 def _folder(options: argparse.Namespace) -> Path:

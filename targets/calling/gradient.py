@@ -95,6 +95,10 @@ def _differentiated(target: Target, wiring: Gradient) -> Callable[..., dict[str,
         out = _first(result)
         if not getattr(out, "requires_grad", False):
             raise NotImplementedError("torch cannot differentiate the output: it has no gradient function")
+        if out.shape == cotangent.shape:
+            # The same numbers reach the output; torch imports a system of computer algebra for a cotangent of its own.
+            with torch.enable_grad():
+                out, cotangent = (out * cotangent).sum(), None
         found = torch.autograd.grad(out, list(leaves.values()), cotangent, allow_unused=True)
         return dict(zip(leaves, found, strict=True))
 

@@ -17,6 +17,7 @@ from oracle.formats import Float64Array
 from oracle.ops.attention.options import COUNTED_ONCE, RULES, UNPARTED, chosen, is_set, with_meanings
 from properties.checks.metamorphic import Outputs, full_bounds, observe
 from properties.judge.judgements import draw_of
+from properties.judge.remembered import judged
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
 from properties.ops.attention.relations import visible_rows
 from properties.subject import Input, Subject
@@ -37,13 +38,17 @@ def split_merge(subject: Subject, example: Input) -> Judgement:
     whole = observe(subject, case)
     if "lse" not in whole:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, "no LSE was returned")
-    bounds = full_bounds(subject, case, whole)
-    judged = []
-    for cut, parts in split:
-        seen = [observe(subject, part) for part in parts]
-        rooms = [full_bounds(subject, c, s) for c, s in zip(parts, seen, strict=True)]
-        judged.append(merged(subject, whole, bounds, parts, seen, rooms, cut))
-    return worst_of(judged)
+    return worst_of([_merged(subject, case, whole, parts, cut) for cut, parts in split])
+
+
+def _merged(subject: Subject, case: Case, whole: Outputs, parts: Sequence[Case], cut: int) -> Judgement:
+    seen = [observe(subject, part) for part in parts]
+
+    def make() -> Judgement:
+        bounds, *rooms = (full_bounds(subject, c, s) for c, s in zip((case, *parts), (whole, *seen), strict=True))
+        return merged(subject, whole, bounds, parts, seen, rooms, cut)
+
+    return judged("merge", subject, list(zip((case, *parts), (whole, *seen), strict=True)), make, words=[str(cut)])
 
 
 def _parts(subject: Subject, case: Case, cut: int) -> Iterator[Case]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from oracle.evaluate import enclose
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention.case import blocks, visibility
 from oracle.ops.attention.options import CHOICES, COUNTED_ONCE, ROWS, is_set, taken
-from oracle.ops.attention.row import NAN_BEHIND
 from properties.checks.metamorphic import Outputs, agree, differing, full_bounds, observe, same_bits
 from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
 from properties.judge.pipeline import certify
+from properties.judge.remembered import judged
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
 from properties.subject import Input, Subject
 
@@ -63,17 +64,11 @@ def _ends_of_a_window(case: Case, visible: NDArray[np.bool_]) -> list[int]:
 
 def _unseen_bits(before: Outputs, after: Outputs, blind: NDArray[np.bool_], *, what: str) -> Judgement:
     """Rows that are ``blind`` [B, Hq, Sq] keep the bits of every output."""
-    judged = [same_bits(before["out"], after["out"], blind[..., None], what=what)]
+    found = [same_bits(before["out"], after["out"], blind[..., None], what=what)]
     if "lse" in before and "lse" in after:
         lse = same_bits(before["lse"], after["lse"], blind, what=f"{what} (LSE)")
-        judged.append(replace(lse, worst={**lse.worst, "output": "lse"} if lse.worst else {}))
-    return worst_of(judged)
-
-
-def blocks_nan(subject: Subject, case: Case) -> bool:
-    """Whether the target's conventions keep a NaN from rows that may not attend to it, whatever excludes it here."""
-    kinds = [name for name, excludes in NAN_BEHIND.items() if excludes(case.options)]
-    return bool(kinds) and all(subject.conventions.get(name) == "blocked" for name in kinds)
+        found.append(replace(lse, worst={**lse.worst, "output": "lse"} if lse.worst else {}))
+    return worst_of(found)
 
 
 def irrelevant_content(subject: Subject, example: Input) -> Judgement:
@@ -83,15 +78,15 @@ def irrelevant_content(subject: Subject, example: Input) -> Judgement:
     before = observe(subject, case)
     huge = min(subject.fmt.max_finite / 4, 1e30)
     contents = {"a huge value": huge, "a huge negative value": -huge}
-    if blocks_nan(subject, case):
+    if subject.conventions.get("masked_nan") == "blocked":
         contents["NaN"] = float("nan")
-    judged = []
+    found = []
     for j in watched_keys(case, visible, 2):
         for what, value in contents.items():
             after = observe(subject, _with_key(case, j, k=value, v=value))
-            judged.append(_unseen_bits(before, after, ~visible[..., j], what=f"{what} in a key that is not attended"))
-    judged.append(_used_nan(subject, case, visible))
-    return worst_of(judged)
+            found.append(_unseen_bits(before, after, ~visible[..., j], what=f"{what} in a key that is not attended"))
+    found.append(_used_nan(subject, case, visible))
+    return worst_of(found)
 
 
 def _used_nan(subject: Subject, case: Case, visible: NDArray[np.bool_]) -> Judgement:
@@ -141,15 +136,24 @@ def reachability(subject: Subject, example: Input) -> Judgement:
             return unseen
         stuck = (before["out"].astype(np.float64) == after["out"].astype(np.float64)) & sees[..., None]
         if stuck.any():
-            moved = np.abs(_exact(case, before) - _exact(other, after))
-            room = _widest(subject, case, before, stuck) + _widest(subject, other, after, stuck)
-            stuck &= moved > 2 * room
-        if stuck.any():
-            at = [int(i) for i in np.argwhere(stuck)[0]]
-            detail = f"row {at[:3]} may attend to key {j} but does not change with it"
-            return Judgement(Verdict.FAIL, Basis.DERIVED, detail, worst={"output": "out", "index": at})
+            seen = [(case, before), (other, after)]
+            unmoved = judged("unmoved", subject, seen, partial(_unmoved, subject, seen, stuck, j), words=[str(j)])
+            if unmoved.verdict is not Verdict.PASS:
+                return unmoved
     detail = f"keys {', '.join(map(str, keys))} each change the rows that may attend to them and no others"
     return Judgement(Verdict.PASS, Basis.DERIVED, detail)
+
+
+def _unmoved(subject: Subject, seen: Sequence[tuple[Case, Outputs]], stuck: NDArray[np.bool_], key: int) -> Judgement:
+    """FAIL where an element that ``stuck`` to its value as a key changed should have moved by more than its bounds."""
+    before, after = (_exact(case, outputs) for case, outputs in seen)
+    room = sum(_widest(subject, case, outputs, stuck) for case, outputs in seen)
+    stuck = stuck & (np.abs(before - after) > 2 * room)
+    if not stuck.any():
+        return Judgement(Verdict.PASS, Basis.DERIVED)
+    at = [int(i) for i in np.argwhere(stuck)[0]]
+    detail = f"row {at[:3]} may attend to key {key} but does not change with it"
+    return Judgement(Verdict.FAIL, Basis.DERIVED, detail, worst={"output": "out", "index": at})
 
 
 def partition_of_unity(subject: Subject, example: Input) -> Judgement:
@@ -172,24 +176,36 @@ def partition_of_unity(subject: Subject, example: Input) -> Judgement:
     high = np.where(seen, v[:, :, None], -np.inf).max(axis=3, initial=nothing[1])
     value = out["out"].astype(np.float64)
     outside = visible.any(axis=-1, keepdims=True) & ~((value >= low) & (value <= high))
-    room = _widest(subject, case, out, outside)
-    outside &= np.isfinite(room) & ~((value >= low - room) & (value <= high + room))
-    if outside.any():
-        at = [int(i) for i in np.argwhere(outside)[0]]
+    if not outside.any():
+        return unit
+
+    def inside() -> Judgement:
+        room = _widest(subject, case, out, outside)
+        beyond = outside & np.isfinite(room) & ~((value >= low - room) & (value <= high + room))
+        at = [int(i) for i in np.argwhere(beyond)[0]] if beyond.any() else []
         return Judgement(
-            Verdict.FAIL, Basis.DERIVED, f"output {at} leaves the hull of V", worst={"output": "out", "index": at}
+            Verdict.FAIL if at else Verdict.PASS,
+            Basis.DERIVED,
+            f"output {at} leaves the hull of V",
+            worst={"output": "out", "index": at},
         )
-    return unit
+
+    hull = judged("hull of V", subject, [(case, out)], inside)
+    return unit if hull.verdict is Verdict.PASS else hull
 
 
 def agree_on(subject: Subject, case: Case, first: Outputs, second: Outputs, *, what: str) -> Judgement:
     """PASS if two outputs for the same case differ by at most twice their bound."""
-    bounds = full_bounds(subject, case, first, where=differing(first, second))
-    judged = []
-    for name in first:
-        gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64))
-        judged.append(judging.kept(subject, gap, [2 * b[name] for b in bounds], what=what, output=name))
-    return worst_of(judged)
+
+    def within() -> Judgement:
+        bounds = full_bounds(subject, case, first, where=differing(first, second))
+        found = []
+        for name in first:
+            gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64))
+            found.append(judging.kept(subject, gap, [2 * b[name] for b in bounds], what=what, output=name))
+        return worst_of(found)
+
+    return judged("agree on", subject, [(case, first), (case, second)], within, words=[what])
 
 
 def purity(subject: Subject, example: Input) -> Judgement:
@@ -216,16 +232,29 @@ def _without(case: Case) -> Iterator[tuple[str, Case]]:
 def options_matter(subject: Subject, example: Input) -> Judgement:
     """P17: the result is within its bound, and the option's effect larger (else the input tests nothing)."""
     case = example.case
-    judged = certify(subject, case)
-    if judged.verdict is not Verdict.PASS:
-        return judged
-    exact = np.stack([b.part("out").hi for b in enclose(case)])
+    certified = certify(subject, case)
+    if certified.verdict is not Verdict.PASS:
+        return certified
+    outputs = observe(subject, case)
+    visible = judged("options matter", subject, [(case, outputs)], lambda: _effects(subject, case, outputs))
+    return (
+        certified
+        if visible.verdict is Verdict.PASS
+        else replace(certified, verdict=visible.verdict, detail=visible.detail)
+    )
+
+
+def _effects(subject: Subject, case: Case, outputs: Outputs) -> Judgement:
+    """VACUOUS for an option without which the exact output is the same but for twice the bound."""
     for name, bare in _without(case):
-        plain = np.stack([b.part("out").hi for b in enclose(bare)])
-        bound = full_bounds(subject, case, observe(subject, case))[0]["out"].reshape(exact.shape)
-        if not (np.abs(exact - plain) > 2 * bound).any():
-            return replace(judged, verdict=Verdict.VACUOUS, detail=f"option {name} has no visible effect on this input")
-    return judged
+        moved, bound = (
+            np.abs(_exact(case, outputs) - _exact(bare, outputs)),
+            full_bounds(subject, case, outputs)[0]["out"],
+        )
+        if not (moved > 2 * bound).any():
+            detail = f"option {name} has no visible effect on this input"
+            return Judgement(Verdict.VACUOUS, Basis.DERIVED, detail)
+    return Judgement(Verdict.PASS, Basis.DERIVED)
 
 
 SHIFTS = (-10, -3, -1, 1, 3, 10)
@@ -241,24 +270,24 @@ def symmetries(subject: Subject, example: Input) -> Judgement:
     plain = observe(subject, case)
     order = draw_of(case).permutation(k.shape[2])
     permuted = case.with_arrays(k=k[:, :, order], v=v[:, :, order])
-    judged = [agree(subject, case, plain, permuted, observe(subject, permuted), what="permuted keys")]
+    found = [agree(subject, case, plain, permuted, observe(subject, permuted), what="permuted keys")]
     if not any(is_set(case, name) for name in COUNTED_ONCE):
         doubled = case.with_arrays(k=np.concatenate([k, k], axis=2), v=np.concatenate([v, v], axis=2))
         twice = {"out": observe(subject, doubled)["out"]}
-        judged.append(agree(subject, case, {"out": plain["out"]}, doubled, twice, what="every key twice"))
+        found.append(agree(subject, case, {"out": plain["out"]}, doubled, twice, what="every key twice"))
     fmt = subject.fmt
     larger = case.with_arrays(v=fmt.store(2 * v.astype(np.float64)))
     if np.isfinite(larger.arrays["v"].astype(np.float64)).all():
         halved = observe(subject, larger)["out"].astype(np.float64) / 2
         normal = np.abs(halved) >= fmt.smallest_normal
-        judged.append(same_bits(plain["out"], halved, normal, what="V scaled by 2"))
+        found.append(same_bits(plain["out"], halved, normal, what="V scaled by 2"))
     nowhere = np.zeros(plain["out"].shape[:3], dtype=bool)
     for shift in SHIFTS:
         moved = _scaled_oppositely(case, shift, fmt)
         if moved is not None:
             what = f"q scaled by 2^{shift} and k by 2^{-shift}"
-            judged.append(_unseen_bits(plain, observe(subject, moved), ~nowhere, what=what))
-    return worst_of(judged)
+            found.append(_unseen_bits(plain, observe(subject, moved), ~nowhere, what=what))
+    return worst_of(found)
 
 
 def _scaled_oppositely(case: Case, shift: int, fmt: Format) -> Case | None:

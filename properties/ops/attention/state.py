@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from properties.checks.metamorphic import Outputs, full_bounds, observe
 from properties.inputs import strategies
 from properties.inputs.recipes import Logits, Mask
 from properties.judge import judgements as judging
+from properties.judge.remembered import judged
 from properties.judge.verdict import Judgement, worst_of
 from properties.ops.attention.options import NAMES, POSITIONED, alone, held
 from properties.ops.attention.relations import agree_on
@@ -29,24 +30,28 @@ def decodable(subject: Subject) -> tuple[str, ...]:
 def decode(subject: Subject, example: Input) -> Judgement:
     """P10: token by token with growing keys and values, and in chunks, as all at once; within the sum of the bounds."""
     case = example.case
-    whole = observe(subject, case)
-    bounds = full_bounds(subject, case, whole)
     total = case.arrays["q"].shape[2]
     steps = [(row, row + 1) for row in range(total)]
     if subject.conventions.get("causal_alignment") == "bottom_right" and total > 2:
         steps += [(total // 3, total - 1), (0, total // 3)]
-    judged = []
-    for start, stop in steps:
-        part = _up_to(case, start, stop)
-        rows = slice(start, stop)
-        seen = observe(subject, part)
-        own = full_bounds(subject, part, seen)
+    calls = [case, *(_up_to(case, start, stop) for start, stop in steps)]
+    seen = [(part, observe(subject, part)) for part in calls]
+    return judged("decode", subject, seen, lambda: _decoded(subject, seen, steps))
+
+
+def _decoded(subject: Subject, seen: Sequence[tuple[Case, Outputs]], steps: Sequence[tuple[int, int]]) -> Judgement:
+    """What all at once gave, which comes first, against what each step gave."""
+    (case, whole), parts = seen[0], seen[1:]
+    bounds = full_bounds(subject, case, whole)
+    found = []
+    for (start, stop), (part, own) in zip(steps, parts, strict=True):
+        rows, rooms_of_part = slice(start, stop), full_bounds(subject, part, own)
         what = f"queries {start} to {stop - 1} with the keys up to them, and all at once"
         for name in whole:
-            gap = np.abs(whole[name][:, :, rows].astype(np.float64) - seen[name].astype(np.float64))
-            rooms = [b[name][:, :, rows] + o[name] for b, o in zip(bounds, own, strict=True)]
-            judged.append(judging.kept(subject, gap, rooms, what=what, output=name))
-    return worst_of(judged)
+            gap = np.abs(whole[name][:, :, rows].astype(np.float64) - own[name].astype(np.float64))
+            rooms = [b[name][:, :, rows] + o[name] for b, o in zip(bounds, rooms_of_part, strict=True)]
+            found.append(judging.kept(subject, gap, rooms, what=what, output=name))
+    return worst_of(found)
 
 
 def _up_to(case: Case, start: int, stop: int) -> Case:
@@ -82,15 +87,15 @@ def batches(subject: Subject, example: Input) -> Judgement:
     case = example.case
     whole = observe(subject, case)
     count = len(case.arrays["q"])
-    judged = [
+    found = [
         _compared(subject, case, whole, [n], f"sequence {n} alone and among {count}") for n in sorted({0, count - 1})
     ]
     turned = list(range(count))[::-1]
-    judged.append(_compared(subject, case, whole, turned, "the batch in reverse"))
-    judged.append(_compared(subject, case, whole, [*range(count), *turned], "the batch beside as much again"))
+    found.append(_compared(subject, case, whole, turned, "the batch in reverse"))
+    found.append(_compared(subject, case, whole, [*range(count), *turned], "the batch beside as much again"))
     for _ in range(3):
-        judged.append(_compared(subject, case, whole, list(range(count)), "another call"))
-    return worst_of([*judged, *_splits(subject, case, whole)])
+        found.append(_compared(subject, case, whole, list(range(count)), "another call"))
+    return worst_of([*found, *_splits(subject, case, whole)])
 
 
 def _splits(subject: Subject, case: Case, whole: Outputs) -> Iterator[Judgement]:

@@ -5,7 +5,7 @@ Inputs are those of the forward pass with a cotangent dO beside them; shapes are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from oracle.case import Case
 from properties.checks import model_gate
-from properties.checks.metamorphic import differing, full_bounds, observe
+from properties.checks.metamorphic import Outputs, differing, full_bounds, observe
 from properties.inputs import strategies
 from properties.inputs.recipes import GENERAL, Logits, Mask, Recipe, array
 from properties.judge.judgements import all_bits, kept, structure_only, within_bound
+from properties.judge.remembered import judged
 from properties.judge.verdict import Judgement, worst_of
 from properties.ops.attention import edges
 from properties.property import Property
@@ -152,16 +153,20 @@ def linear(subject: Subject, example: Input) -> Judgement:
     """P25: a cotangent twice as large gives gradients twice as large, within both bounds."""
     case = example.case
     doubled = case.with_arrays(do=subject.fmt.store(2 * case.arrays["do"].astype(np.float64)))
-    first, second = observe(subject, case), observe(subject, doubled)
+    seen = [(c, observe(subject, c)) for c in (case, doubled)]
+    return judged("linear", subject, seen, lambda: _doubled(subject, seen))
+
+
+def _doubled(subject: Subject, seen: Sequence[tuple[Case, Outputs]]) -> Judgement:
+    (_, first), (_, second) = seen
     where = differing(first, {n: a.astype(np.float64) / 2 for n, a in second.items()})
-    bounds = (full_bounds(subject, c, o, where=where) for c, o in ((case, first), (doubled, second)))
-    rooms = list(zip(*bounds, strict=True))
-    judged = []
+    rooms = list(zip(*(full_bounds(subject, case, outputs, where=where) for case, outputs in seen), strict=True))
+    found = []
     for name in first:
         gap = np.abs(first[name].astype(np.float64) - second[name].astype(np.float64) / 2)
         allowed = [one[name] + two[name] / 2 for one, two in rooms]
-        judged.append(kept(subject, gap, allowed, what=f"{name} at dO and at 2 dO", output=name))
-    return worst_of(judged)
+        found.append(kept(subject, gap, allowed, what=f"{name} at dO and at 2 dO", output=name))
+    return worst_of(found)
 
 
 PROPERTIES: tuple[Property, ...] = (
