@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oracle.case import Case
+from oracle.ops.op import Op
 from properties.judge.pipeline import structure
 from properties.judge.verdict import Judgement, Verdict
 from properties.subject import Subject
@@ -19,6 +20,7 @@ from targets.probing.asked import asked_of
 from targets.probing.probes import contradictions, probe, returns_lse_unasked
 from targets.probing.tiny import tiny_case
 
+_EMPTY = {"nan": "NaN", "mean": "the mean of V"}
 PROPERTY, TITLE = "probe", "tiny calls that find conventions"
 # Lengths and widths that kernels with tiles ask for, tried in turn where the tiniest call fails.
 _ORDINARY = ({"width": 16, "length": 16}, {"width": 64, "length": 64}, {"width": 128, "length": 128})
@@ -92,6 +94,15 @@ def understood(target: Target) -> dict[str, Any]:
         "ignored": _ignored(source),
         "lacking": sorted(set(source.row.parameters) - set(source.parameters)),
     }
+
+
+def beyond(row: Op, conventions: Mapping[str, str]) -> list[str]:
+    """What is not asked of a target with these conventions, each in words."""
+    told = [f"the target refuses {x.said}" for name, x in row.limits.items() if conventions.get(name) == "refused"]
+    empty = conventions.get("empty_row", "zero")
+    if row.gradient is not None and empty != "zero":
+        told.append(f"gradients that sum over a row without a key, which the forward pass gives {_EMPTY[empty]}")
+    return told
 
 
 def _ignored(target: Target) -> list[str]:

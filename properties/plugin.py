@@ -23,7 +23,7 @@ import pytest
 from oracle.case import load_case
 from oracle.store.kept import opened as open_store
 from properties.examinations import Candidate, Examination, candidates, chosen_targets, examinations
-from properties.fit import PROPERTY, TITLE, Fit, fit
+from properties.fit import PROPERTY, TITLE, Fit, beyond, fit
 from properties.judge.verdict import BAD, Verdict
 from properties.message import failure_message, rerun_command
 from properties.options import add_to, rerun_words
@@ -161,6 +161,9 @@ def check_fit(item: pytest.Item, candidate: Candidate, journal: Journal) -> None
     found = settle(item.config, candidate, journal)
     item.user_properties.append(("fit", plain(asdict(found))))
     if not found.misfit:
+        for reason in beyond(candidate.target.row, found.conventions):
+            about = {"target": candidate.target.name, "op": candidate.target.op, "dtype": candidate.dtype}
+            journal.note("untested", {**about, "property": "", "reason": reason})
         return
     told = lost({**journal.context, **_about(candidate)})
     record = replace(told, verdict=found.verdict, detail=found.misfit, description=found.description)

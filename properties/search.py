@@ -162,7 +162,7 @@ def judge(subject: Subject, prop: Property, given_input: Input) -> Judgement:
     lacks = subject.target.lacks(given_input.case)
     if lacks:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target has no {lacks[0]}")
-    refused = _refused(subject, given_input.case)
+    refused = op_named(subject.op).refused(given_input.case, subject.conventions)
     if refused:
         return Judgement(Verdict.UNSUPPORTED, Basis.EXACT, f"the target refuses {refused}")
     with warnings.catch_warnings():
@@ -172,20 +172,6 @@ def judge(subject: Subject, prop: Property, given_input: Input) -> Judgement:
             return prop.check(subject, given_input)
         except Unobserved as failed:
             return failed.judgement
-
-
-def _refused(subject: Subject, case: Case) -> str:
-    """The stated limit of the target that this case lies beyond, or nothing."""
-    row = op_named(subject.op)
-    sizes = {axis: size for n, a in row.arrays.items() if n in case.arrays for axis, size in a.sizes(case.arrays[n])}
-    # A gradient's refusal is its own answer.
-    if row.gradient is not None or not {"Hq", "Hkv", "D", "Dv"} <= set(sizes):
-        return ""
-    if sizes["Hq"] != sizes["Hkv"] and subject.conventions.get("grouped_heads") == "refused":
-        return "grouped KV heads"
-    if sizes["D"] != sizes["Dv"] and subject.conventions.get("unequal_value_dim") == "refused":
-        return "Dv != D"
-    return ""
 
 
 def _search(

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oracle.case import Case
+from oracle.ops.attention.row import NAN_BEHIND
 from oracle.ops.table import ops
 from targets.calling.metadata import wrong_convention
 from targets.calling.registry import BUILTINS, Unavailable, load_builtin, resolve
@@ -42,14 +44,17 @@ def kernel(**said: str) -> Target:
         sinks: Any = None,
         return_lse: bool = False,
     ) -> Any:
-        if said.get("grouped_heads") == "refused" and q.shape[1] != k.shape[1]:
-            raise ValueError("as many KV heads as query heads, please")
-        if said.get("unequal_value_dim") == "refused" and q.shape[3] != v.shape[3]:
-            raise ValueError("one head dimension, please")
+        options = {"attn_mask": attn_mask, "alibi_slopes": alibi_slopes}
+        beyond = ops()["attention"].refused(Case("attention", {"q": q, "k": k, "v": v}, options), said)
+        if beyond:
+            raise ValueError(f"no {beyond}, please")
         if int(said.get("width", q.shape[3])) != q.shape[3]:
             raise NotImplementedError(f"head dimension {said['width']} only")
         group = q.shape[1] // k.shape[1]
         k, v = np.repeat(k, group, 1).astype(np.float64), np.repeat(v, group, 1).astype(np.float64)
+        options |= {"is_causal": is_causal, "window_size": window_size}
+        if all(said[name] == "blocked" for name, excludes in NAN_BEHIND.items() if excludes(options)):
+            k, v = np.nan_to_num(k), np.nan_to_num(v)
         scores = q.astype(np.float64) @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
         sq, sk = scores.shape[-2:]
         before = np.arange(sq)[:, None] - np.arange(sk) + (sk - sq if said["causal_alignment"] == "bottom_right" else 0)
@@ -65,7 +70,7 @@ def kernel(**said: str) -> Target:
             bias = bias + attn_mask.astype(np.float64)
         if alibi_slopes is not None:
             reach = np.arange(sk) if said["alibi_bias"] == "key_index" else -np.abs(before)
-            bias = bias + alibi_slopes[:, None, None] * reach
+            bias = bias + alibi_slopes[..., None, None] * reach
         first = softcap if said["softcap_order"] == "before_mask" else None
         scores = (scores if first is None else first * np.tanh(scores / first)) + bias
         if softcap is not None and first is None:
@@ -77,7 +82,7 @@ def kernel(**said: str) -> Target:
             summed = summed if said["lse_sink"] == "excluded" else total
         empty = total[..., 0] == 0
         with np.errstate(all="ignore"):
-            out = (weights @ (np.nan_to_num(v) if said["masked_nan"] == "blocked" else v)) / total
+            out = (weights @ v) / total
             lse = np.log(summed[..., 0]) / (np.log(2.0) if said["lse_base"] == "2" else 1.0)
         out[empty] = {"zero": 0.0, "nan": np.nan, "mean": v.mean(axis=2)[0, 0]}[said["empty_row"]]
         lse[empty] = {"-inf": -np.inf, "+inf": np.inf, "finite": -1e30}[said["empty_row_lse"]]
@@ -92,9 +97,8 @@ USUAL = {
     "lse_base": "e",
     "empty_row": "zero",
     "empty_row_lse": "-inf",
-    "masked_nan": "blocked",
-    "grouped_heads": "accepted",
-    "unequal_value_dim": "accepted",
+    **dict.fromkeys(NAN_BEHIND, "blocked"),
+    **dict.fromkeys(ops()["attention"].limits, "accepted"),
     "window_left": "included",
     "softcap_order": "before_mask",
     "alibi_bias": "distance",
@@ -109,8 +113,17 @@ def test_a_probe_finds_what_a_kernel_does(name: str, value: str) -> None:
     said = USUAL | {name: value}
     target = kernel(**said)
     for dtype in ("fp32", "bf16"):
-        assert probe(target, dtype) == said
+        # Without boolean masks none shows what a NaN behind one does.
+        unknown = {"masked_nan"} if (name, value) == ("boolean_mask", "refused") else set()
+        unknown |= {"masked_nan_additive"} if (name, value) == ("additive_mask", "refused") else set()
+        assert probe(target, dtype) == {n: v for n, v in said.items() if n not in unknown}
     assert contradictions(target, "fp32") == []
+
+
+def test_a_declared_refusal_need_not_be_one() -> None:
+    target = kernel(**USUAL)
+    target.function.__attn_oracle__["conventions"] = {"boolean_mask": "refused"}  # type: ignore[attr-defined]
+    assert contradictions(target_from(target.function, spec="f"), "fp32") == []
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])

@@ -55,13 +55,15 @@ class Gradient:
     """What makes an op the gradient of another.
 
     of: that op. cotangent: the input that is none of its. inputs: differentiated input of the other op -> output here.
-    options: option with a gradient, where a case sets it -> output here.
+    options: option with a gradient, where a case sets it -> output here. sums_empty(case, key): whether a block sums
+    over rows of the other op's output among which some see no key.
     """
 
     of: str
     cotangent: str
     inputs: Mapping[str, str]
     options: Mapping[str, str] = field(default_factory=dict)
+    sums_empty: Callable[[Case, tuple[int, ...]], bool] = lambda case, key: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,30 @@ class Tiny:
     counts: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     given: Callable[[Mapping[str, int]], Mapping[str, StoredArray]] = lambda sizes: {}
+
+
+Sizes = Mapping[str, int]
+Options = Mapping[str, Any]
+Calls = Callable[[int, Format], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Inputs that an implementation may refuse without being wrong: a shape, or a form or kind of an option.
+
+    said: what they are. meets(size by axis, options): whether a case is one, asked only where it has the ``option``.
+    asked(width, format of options): keywords of tiny calls (`targets.probing.tiny`) with such inputs; what refuses all
+    of them has the limit. option: without which there is nothing to refuse.
+    """
+
+    said: str
+    meets: Callable[[Sizes, Options], bool]
+    asked: Calls
+    option: str = ""
+
+
+REFUSAL = ("accepted", "refused")
+"""The values of a convention that is a limit."""
 
 
 def no_trivial_outputs(case: Case, block: Block) -> Mapping[str, Enclosure]:
@@ -103,6 +129,8 @@ class Op:
     how many numbers a row of a block reads of the longest array, by which large cases are sampled. needed: outputs that
     every target returns, in the dtype of its inputs (default: the first).
 
+    limits: convention with the values ``accepted`` and ``refused`` -> the inputs that it is about.
+
     formats: those that inputs may have. gradient: of which op it is the gradient. may_alias: an output may be an input
     itself. trivial: outputs of one block that ignore what the op is about, by name (`oracle.vacuity`). tiny: see there.
     """
@@ -126,6 +154,7 @@ class Op:
     usual: Mapping[str, Callable[[Case], Any]] = field(default_factory=dict)
     needed: Callable[[Case], tuple[str, ...]] | None = None
     modelled: Callable[[Contract, Format], Hashable] = lambda contract, _: contract
+    limits: Mapping[str, Limit] = field(default_factory=dict)
     formats: tuple[str, ...] = STORAGE
     gradient: Gradient | None = None
     may_alias: bool = False
@@ -154,6 +183,20 @@ class Op:
     def parameters(self) -> frozenset[str]:
         """Options that a function may have as keyword parameters."""
         return frozenset(self.options) - self.meanings | ({"return_lse"} if self.attends else set())
+
+    def refused(self, case: Case, conventions: Mapping[str, str]) -> str:
+        """The limit among these conventions that the case lies beyond, in words, or nothing."""
+        stated = [limit for name, limit in self.limits.items() if conventions.get(name) == "refused"]
+        if not stated:
+            return ""
+        sizes = {
+            axis: size
+            for name, array in self.arrays.items()
+            if name in case.arrays
+            for axis, size in array.sizes(case.arrays[name])
+        }
+        held = (x for x in stated if not x.option or case.options.get(x.option) is not None)
+        return next((limit.said for limit in held if limit.meets(sizes, case.options)), "")
 
     def required_outputs(self, case: Case) -> tuple[str, ...]:
         """Outputs that a call with this case must give."""

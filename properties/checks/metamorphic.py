@@ -16,6 +16,7 @@ from oracle.block import Block
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, StoredArray, format_of
+from properties.judge.empty_rows import unpromised
 from properties.judge.pipeline import structure
 from properties.judge.remembered import bounded, judged
 from properties.judge.verdict import Basis, Judgement, Verdict
@@ -62,7 +63,7 @@ def full_bounds(
         held = [(b, names) for b, names in held if any(_part(b, n, where[n]).any() for n in names if n in where)]
     found = bounded(case, {}, [block for block, _ in held], subject.forms, formats)
     for (block, names), by_form in zip(held, found, strict=True):
-        live = ~(block.empty | block.undefined)
+        live = ~(block.empty | block.undefined) & (not unpromised(subject, case, block))
         for form, bounds in enumerate(by_form):
             for name in names:
                 values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)

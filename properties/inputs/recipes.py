@@ -205,6 +205,8 @@ HIDES: dict[str, Hides] = {
     "all": _hide_all,
 }
 EMPTYING = ("rows", "all")
+KINDS_OF_MASKS = {"bool": "boolean_mask", "additive": "additive_mask"}
+"""Kind -> the limit that is about it."""
 OVER = ("sequences", "rows", "keys", "heads")
 
 

@@ -7,6 +7,7 @@ Draws are ordered so that shrinking makes lengths, heads and features small firs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,19 @@ from hypothesis import strategies as st
 
 from oracle.case import Case
 from oracle.formats import EIGHT_BITS, Float64Array, Format, StoredArray
-from properties.inputs.recipes import FAMILIES, GENERAL, KINDS, OVER, Logits, Mask, Recipe, array, mask_array, plant
+from properties.inputs.recipes import (
+    FAMILIES,
+    GENERAL,
+    KINDS,
+    KINDS_OF_MASKS,
+    OVER,
+    Logits,
+    Mask,
+    Recipe,
+    array,
+    mask_array,
+    plant,
+)
 from properties.ops.attention.options import NAMES, NONE, Extras, drawn, facts, option_values
 from properties.subject import Input, Subject
 
@@ -101,6 +114,14 @@ def refuses(subject: Subject, limit: str) -> bool:
     return subject.conventions.get(limit) == "refused"
 
 
+def taken(subject: Subject, mask: Mask) -> Mask:
+    """The mask, of the next kind and form that the target takes."""
+    kinds = (mask.kind, *KINDS_OF_MASKS)
+    kind = next((k for k in kinds if not refuses(subject, KINDS_OF_MASKS[k])), mask.kind)
+    over = next((o for o in (mask.over, *OVER) if not refuses(subject, f"mask_of_{o}")), mask.over)
+    return replace(mask, kind=kind, over=over)
+
+
 def attention_input(
     subject: Subject,
     *,
@@ -137,7 +158,7 @@ def attention_input(
     if scale is not None and subject.has("scale"):
         options["scale"] = scale
     if mask is not None and subject.has("attn_mask"):
-        options["attn_mask"] = mask_array(mask, recipe.seed, (batch, heads, sq, sk), subject.wide)
+        options["attn_mask"] = mask_array(taken(subject, mask), recipe.seed, (batch, heads, sq, sk), subject.wide)
     options |= option_values(subject, extras, batch=batch, heads=heads, kv_heads=kv_heads)
     case = Case("attention", {"q": q, "k": k, "v": v}, options)
     about = {

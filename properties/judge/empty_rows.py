@@ -1,14 +1,21 @@
-"""Rows that see no key: what a target gives must follow its stated conventions, with a sink its definition."""
+"""Rows that see no key: what a target gives must follow its stated conventions, with a sink its definition.
+
+The definition gives such a row 0 and passes no gradient through it. A forward pass that gives it NaN passes NaN to
+every gradient that sums over it; one that gives it the mean of V passes its cotangent to every key. What a stated
+convention of the forward pass implies is no fault of the gradient: `unpromised`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oracle.block import Block
 from oracle.case import Case
 from oracle.formats import StoredArray, format_of
+from oracle.ops.table import op_named
 from properties.subject import Subject
 
 
@@ -40,6 +47,26 @@ def empty_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, 
         if not kept:
             return f"the {value} of an empty row is not {meant}, as the target's convention says"
     return ""
+
+
+def unpromised(subject: Subject, case: Case, block: Block) -> str:
+    """Why a block of a gradient need not be what the definition says: the forward pass's convention; else nothing."""
+    stated, gradient = subject.conventions.get("empty_row", "zero"), op_named(case.op).gradient
+    if gradient is None or stated == "zero" or not gradient.sums_empty(case, block.key):
+        return ""
+    return stated
+
+
+def promised_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, StoredArray]) -> NDArray[np.bool_]:
+    """[r]: rows of the block whose observed ``values`` must be near the exact ones."""
+    live = ~(block.empty | block.undefined)
+    stated = unpromised(subject, case, block)
+    if stated == "mean":
+        return np.zeros_like(live)
+    if stated == "nan":
+        for value in values.values():
+            live &= np.isfinite(value.astype(np.float64)).all(axis=1)
+    return live
 
 
 def _is_the_sink(subject: Subject, block: Block, lse: StoredArray) -> bool:

@@ -51,6 +51,8 @@ def structure(subject: Subject, case: Case, observed: Observed) -> Judgement | N
     op = op_named(case.op)
     shapes = op.output_shapes(case)
     for name, value in observed.outputs.items():
+        if name not in shapes:
+            return Judgement(Verdict.ERROR, Basis.EXACT, f"{name} was returned, which this case does not have")
         if tuple(value.shape) != shapes[name]:
             return Judgement(
                 Verdict.FAIL, Basis.EXACT, f"{name} has shape {list(value.shape)}, expected {list(shapes[name])}"

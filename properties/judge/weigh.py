@@ -24,7 +24,7 @@ from oracle.error import Errors, measure
 from oracle.evaluate import PRECISIONS, enclose, refine
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.table import op_named
-from properties.judge.empty_rows import empty_rows
+from properties.judge.empty_rows import empty_rows, promised_rows
 from properties.judge.remembered import bounded
 from properties.subject import Subject, sampled_rows
 from targets.calling.target import Observed
@@ -39,7 +39,7 @@ class Pool:
     """One output, of all blocks that are a part of it.
 
     parts: (index of the block, its first row, the row after its last). errors [R, c]. bounds, may_overflow
-    [form, R, c]: see `Bounded`. live [R]: rows that are neither empty nor undefined.
+    [form, R, c]: see `Bounded`. live [R]: rows of which something is promised.
     """
 
     parts: Sequence[tuple[int, int, int]]
@@ -79,11 +79,12 @@ def weigh_all(
     blocks = [block for block in enclose(case, rows=rows) if any(block.holds(n) for n in given)]
     bounds: list[BlockBounds] = bounded(case, rows, blocks, forms, formats)
     values = [{n: block.take(n, v) for n, v in given.items() if block.holds(n)} for block in blocks]
+    promised = [promised_rows(subject, case, block, held) for block, held in zip(blocks, values, strict=True)]
     contradictions = (empty_rows(subject, case, block, held) for block, held in zip(blocks, values, strict=True))
     convention = next((text for text in contradictions if text), "")
     names = list(dict.fromkeys(n for held in values for n in held))
     for step, precision in enumerate((*PRECISIONS, None)):
-        pools = {n: _pooled(n, values, formats[n], blocks, bounds, subject.nat(n)) for n in names}
+        pools = {n: _pooled(n, values, formats[n], blocks, promised, bounds, subject.nat(n)) for n in names}
         ratios = {n: _ratios(pool, first=step == 0) for n, pool in pools.items()}
         unsure = _unsure(pools, ratios, len(blocks))
         if precision is None or not unsure:
@@ -120,6 +121,7 @@ def _pooled(
     values: Sequence[Mapping[str, NDArray[Any]]],
     fmt: Format,
     blocks: Sequence[Block],
+    promised: Sequence[NDArray[np.bool_]],
     bounds: Sequence[BlockBounds],
     unit: float,
 ) -> Pool:
@@ -127,7 +129,7 @@ def _pooled(
     held = [index for index, of_block in enumerate(values) if name in of_block]
     ends = np.cumsum([len(values[index][name]) for index in held]).tolist()
     parts = list(zip(held, [0, *ends[:-1]], ends, strict=True))
-    live = _joined([~(blocks[index].empty | blocks[index].undefined) for index in held])
+    live = _joined([promised[index] for index in held])
     exact = [blocks[index].part(name).parts() for index in held]
     enclosure = _times(Enclosure(*(_joined(list(part)) for part in zip(*exact, strict=True))), unit)
     errors = measure(_joined([values[index][name] for index in held]), enclosure, fmt, counted=live[:, None])

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import pytest
 
+from oracle.ops.op import REFUSAL
 from properties.examinations import Examination
 from properties.message import failure_message, filed_under, same_defect
 from properties.plugin import asked_in
@@ -105,7 +106,10 @@ class Live:
             return
         for statement in found["wrong"]:
             self._say(f"{target} in {dtype}: {statement}")
-        shown = ", ".join(f"{name}={value}" for name, value in found["conventions"].items())
+        # What a target takes needs no word; what it refuses is told.
+        told = [f"{name}={value}" for name, value in found["conventions"].items() if value not in REFUSAL]
+        beyond = [name for name, value in found["conventions"].items() if value == "refused"]
+        shown = ", ".join(told) + (f"; refuses {', '.join(beyond)}" if beyond else "")
         if shown and (target, shown) not in self._fits:
             other = any(name == target for name, _ in self._fits)
             self._say(f"{target}{f' in {dtype}' if other else ''}: found {shown}")

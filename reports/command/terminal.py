@@ -142,11 +142,17 @@ def property_order(property_id: str) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else (property_id, 0)
 
 
+def _listed(ids: set[str]) -> str:
+    return f"{', '.join(sorted(ids, key=property_order))}: " if ids else ""
+
+
 def _untested(rows: Iterable[Untested]) -> list[str]:
     reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in rows:
         reasons[row.target, row.reason].add(row.property)
     return [
-        f"untested  {target}: " + (f"{', '.join(sorted(ids, key=property_order))}: " if any(ids) else "") + reason
+        f"untested  {target}: "
+        + (f"{', '.join(sorted(ids - {''}, key=property_order))}: " if any(ids) else "")
+        + reason
         for (target, reason), ids in sorted(reasons.items())
     ]

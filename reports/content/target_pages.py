@@ -175,6 +175,8 @@ def _datasheet(records: Sequence[Record]) -> list[Block]:
                 held.append(r.dtype)
     pairs: list[tuple[str, Line]] = []
     for name, values in sorted(found.items()):
+        if set(values) == {"accepted"}:
+            continue
         told = values if len(values) == 1 else {f"{v} ({listed(d)})": d for v, d in values.items()}
         pairs.append((name.replace("_", " "), joined([Code(v) for v in told], ", ")))
     pairs += _batches(records) if "batch_invariant" not in found else []
@@ -199,7 +201,8 @@ def _untested(rows: Sequence[Untested], records: Sequence[Record]) -> list[Block
         if r.verdict == Verdict.UNSUPPORTED.value:
             asked.setdefault((r.property, r.detail), set()).add(r.dtype)
     items = tuple(
-        f"{property_id or 'everything'}: {reason}" + (f" ({listed(sorted(dtypes - {''}))})" if dtypes - {""} else "")
+        (f"{property_id}: {reason}" if property_id else reason)
+        + (f" ({listed(sorted(dtypes - {''}))})" if dtypes - {""} else "")
         for (property_id, reason), dtypes in sorted(asked.items())
     )
     return [Fold(f"Not tested ({len(items)})", (Bullets(items),))] if items else []

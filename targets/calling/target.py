@@ -216,7 +216,7 @@ def run(
     if failure:
         return Observed({}, ("raised", failure), elapsed)
     try:
-        outputs = _outputs(target, result, bridge)
+        outputs = _outputs(target, case, result, bridge)
     except BadOutput as error:
         return Observed({}, ("output", str(error)), elapsed)
     originals = {**given, **case.arrays}
@@ -260,12 +260,22 @@ def _arguments(target: Target, case: Case) -> dict[str, Any]:
     return given
 
 
-def _outputs(target: Target, result: Any, bridge: frameworks.Bridge) -> dict[str, StoredArray]:
+def _names(target: Target, case: Case, count: int) -> tuple[str, ...]:
+    """What ``count`` values are, in order: all outputs that the function can have, or else those of this case."""
+    row = target.row
+    options = {} if row.gradient is None else {output: option for option, output in row.gradient.options.items()}
+    possible = tuple(n for n in row.outputs if n not in options or options[n] in target.parameters)
+    present = tuple(n for n in possible if n not in options or case.options.get(options[n]) is not None)
+    return present if count == len(present) else possible
+
+
+def _outputs(target: Target, case: Case, result: Any, bridge: frameworks.Bridge) -> dict[str, StoredArray]:
     names = target.row.outputs
     if isinstance(result, Mapping):
         items = [(n, result[n]) for n in names if n in result]
     else:
         values = list(result) if isinstance(result, tuple | list) else [result]
+        names = _names(target, case, len(values))
         items = list(zip(names, values, strict=False))
     if not items or items[0][1] is None:
         raise BadOutput(f"returned {_shown(result)}, expected {' and '.join(names)}")

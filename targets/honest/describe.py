@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from oracle.ops.attention.row import NAN_BEHIND
+
 ALL = ("fp64", "fp32", "fp16", "bf16")
 UP_TO_32_BITS = ("fp32", "fp16", "bf16")
 
@@ -17,7 +19,7 @@ _LAYOUT = {
     "lse_sink": "included",
 }
 CONVENTIONS: Mapping[str, Mapping[str, str]] = {
-    "attention": {**_LAYOUT, "masked_nan": "blocked"},
+    "attention": {**_LAYOUT, **dict.fromkeys(NAN_BEHIND, "blocked")},
     "attention_varlen": _LAYOUT,
     "attention_paged": _LAYOUT,
     "mla": {

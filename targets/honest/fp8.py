@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oracle.ops.attention.row import NAN_BEHIND
 from targets.honest.describe import describe
 from targets.honest.flash import Result
 
@@ -51,7 +52,7 @@ def of_query_heads(factor: Tensor | None, heads: int) -> Tensor | float:
 def kernel(steps: Steps, *, contract: dict[str, object], dtypes: tuple[str, ...] = EIGHT_BITS) -> Callable[..., Result]:
     """A target with these steps."""
 
-    @describe("attention", dtypes=dtypes, contract=contract, conventions={"masked_nan": "leaks"})
+    @describe("attention", dtypes=dtypes, contract=contract, conventions=dict.fromkeys(NAN_BEHIND, "leaks"))
     def attention(
         q: Tensor, k: Tensor, v: Tensor, *,
         q_descale: Tensor | None = None, k_descale: Tensor | None = None, v_descale: Tensor | None = None,

@@ -122,3 +122,20 @@ HONEST: tuple[Honest, ...] = (
     _other("log_softmax_by_lse", "log_softmax", "softmax:log_softmax_by_lse", "x - L", dtypes=ALL),
     _other("logsumexp", "logsumexp", "softmax:logsumexp", "float32 reduction", dtypes=ALL),
 )
+
+PLAIN = tuple(
+    f"targets.honest.plain:{name}"
+    for name in (
+        "matmul_softmax",
+        "boolean_mask",
+        "additive_mask",
+        "alibi",
+        "exponentials",
+        "repeated_heads",
+        "grouped_view",
+        "key_by_key",
+        "in_the_input_dtype",
+        "scaled_query",
+    )
+)
+"""Attention as users write it first: what it states little of is found by probes, its gradients are torch's."""

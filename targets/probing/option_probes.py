@@ -1,4 +1,4 @@
-"""Probes of what windows, soft caps, ALiBi and sinks mean to a target: tiny calls against each published meaning.
+"""Probes of what windows, soft caps, ALiBi, sinks and masks mean to a target: tiny calls against each meaning.
 
 With as many queries as keys the alignment does not enter. What a target without the option, or without an output that
 tells, means by it stays unknown.
@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import beside
+from oracle.formats import Format, beside
 from oracle.ops.attention.options import CHOICES
-from targets.calling.target import Observed
+from targets.calling.target import Observed, run
 from targets.probing.asked import Asked
+from targets.probing.tiny import tiny_case
 
 _CLOSE = 0.05
-_SLOPES = np.array([1.0], dtype=np.float32)
 
 
 def window_left(asked: Asked) -> str | None:
@@ -38,7 +39,7 @@ def softcap_order(asked: Asked) -> str | None:
         answer = _only("softcap_order", asked, queries=1, softcap=1.0, attn_mask=mask)
     if answer is None and asked.has("alibi_slopes"):
         found = {
-            _only("softcap_order", asked, queries=3, softcap=1.0, alibi_slopes=_SLOPES, alibi_bias=bias)
+            _only("softcap_order", asked, queries=3, softcap=1.0, alibi_slopes=_slopes(asked), alibi_bias=bias)
             for bias in CHOICES["alibi_bias"]
         } - {None}
         answer = found.pop() if len(found) == 1 else None
@@ -50,10 +51,10 @@ def alibi_bias(asked: Asked) -> str | None:
     if not asked.has("alibi_slopes"):
         return None
     if asked.has("is_causal"):
-        told = _by_lse("alibi_bias", asked, queries=3, alibi_slopes=_SLOPES, is_causal=True)
+        told = _by_lse("alibi_bias", asked, queries=3, alibi_slopes=_slopes(asked), is_causal=True)
         if told is not None:
             return told
-    return _only("alibi_bias", asked, queries=3, alibi_slopes=_SLOPES)
+    return _only("alibi_bias", asked, queries=3, alibi_slopes=_slopes(asked))
 
 
 def lse_sink(asked: Asked) -> str | None:
@@ -68,7 +69,7 @@ def alignment(asked: Asked) -> str | None:
     if asked.has("window_size"):
         answer = _only("causal_alignment", asked, window_size=(-1, 0))
     if answer is None and asked.has("alibi_slopes"):
-        answer = _only("causal_alignment", asked, alibi_slopes=_SLOPES)
+        answer = _only("causal_alignment", asked, alibi_slopes=_slopes(asked))
     return answer
 
 
@@ -80,11 +81,48 @@ def empty_by_window(asked: Asked, aligned: str | None) -> tuple[Case, Observed, 
     return (case, seen, 2 if aligned == "top_left" else 0) if seen.fault is None else None
 
 
+def _slopes(asked: Asked) -> NDArray[np.float32]:
+    """A slope of 1 in the form that the target takes, [Hq] or else [B, Hq]."""
+    ones = np.ones(1, dtype=np.float32)
+    return ones if asked.call(alibi_slopes=ones)[1].fault is None else ones[None]
+
+
+def _masked_nan(name: str) -> Callable[[Asked], str | None]:
+    """Asks whether a NaN in the last of three keys reaches a row that may not attend to it."""
+
+    def asks(asked: Asked) -> str | None:
+        options = _HIDE_THE_LAST_KEY[name](beside(asked.dtype))
+        if not all(map(asked.has, options)):
+            return None
+        case = tiny_case(asked.target.op, asked.dtype, width=asked.width, **options)
+        # Keys that are packed or in pages, or latents, stand elsewhere.
+        spoiled = {n: a.copy() for n, a in case.arrays.items() if n in ("k", "v") and a.ndim == 4}
+        for array in spoiled.values():
+            array[0, 0, 2] = np.nan
+        seen = run(asked.target, case.with_arrays(**spoiled), device=asked.device)
+        if seen.fault is not None or not spoiled:
+            return None
+        return "leaks" if np.isnan(seen.outputs["out"][0, 0, 0].astype(np.float64)).any() else "blocked"
+
+    return asks
+
+
+_SEEN = np.array([[[[True, True, False], [True, True, True]]]])
+# Of two queries the first sees no key behind the second one, wherever causal rules and windows are aligned.
+_HIDE_THE_LAST_KEY: Mapping[str, Callable[[Format], Mapping[str, Any]]] = {
+    "masked_nan": lambda wide: {"attn_mask": _SEEN},
+    "masked_nan_additive": lambda wide: {"attn_mask": wide.store(np.where(_SEEN, 0.0, -np.inf))},
+    "masked_nan_causal": lambda wide: {"is_causal": True},
+    "masked_nan_window": lambda wide: {"window_size": (-1, 0)},
+}
+
+
 OPTION_PROBES: Mapping[str, Callable[[Asked], str | None]] = {
     "window_left": window_left,
     "softcap_order": softcap_order,
     "alibi_bias": alibi_bias,
     "lse_sink": lse_sink,
+    **{name: _masked_nan(name) for name in _HIDE_THE_LAST_KEY},
 }
 
 

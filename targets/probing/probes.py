@@ -1,7 +1,7 @@
 """Tiny calls that find out what a target does where implementations legitimately differ.
 
 A probe asks only which of the published conventions an output follows; it never fails a target, and what no probe can
-tell stays unknown. A refusal (an exception on grouped heads, or on Dv != D) is a stated limit. Alignment is asked with
+tell stays unknown. A refusal (of grouped heads, of masks of a shape or kind) is a stated limit. Alignment is asked with
 Sq = 2, Sk = 3; the LSE's base with one key; the value of an empty row with a mask, or else with more queries than keys.
 """
 
@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import StoredArray
-from oracle.ops.op import Op
+from oracle.formats import StoredArray, beside
+from oracle.ops.op import Limit, Op
 from oracle.ops.table import op_named
 from targets.calling.target import Observed, Target, run
 from targets.probing.asked import Asked, asked_of
 from targets.probing.option_probes import OPTION_PROBES, alignment, empty_by_window
 from targets.probing.tiny import tiny_case
 
+Probe = Callable[[Asked], str | None]
 _CLOSE = 0.05
 
 
@@ -54,7 +55,8 @@ def contradictions(target: Target, dtype: str, *, device: str = "cpu") -> list[s
     return [
         f"convention {name} is declared {stated}, but tiny calls show {probed[name]}"
         for name, stated in target.conventions.items()
-        if name in probed and probed[name] != stated
+        # What is not to be asked need not fail when it is.
+        if name in probed and probed[name] != stated and stated != "refused"
     ]
 
 
@@ -162,29 +164,23 @@ def _empty_row_lse(asked: Asked) -> str | None:
     return "finite" if np.isfinite(value) else ("+inf" if value > 0 else "-inf")
 
 
-def _masked_nan(asked: Asked) -> str | None:
-    if not asked.has("attn_mask"):
-        return None
-    mask = np.array([[[[True, True, False], [True, True, False]]]])
-    case = tiny_case(asked.target.op, asked.dtype, width=asked.width, attn_mask=mask)
-    spoiled = case.arrays["v"].copy()
-    spoiled[0, 0, 2] = np.nan
-    seen = run(asked.target, case.with_arrays(v=spoiled), device=asked.device)
+def _limit(limit: Limit) -> Probe:
+    """Asks whether every tiny call beyond the limit is refused: by an exception, or an output of another shape."""
+
+    def asks(asked: Asked) -> str | None:
+        if limit.option and not asked.has(limit.option):
+            return None
+        calls = limit.asked(asked.width, beside(asked.dtype))
+        return "refused" if all(_refuses(*asked.call(**call)) for call in calls) else "accepted"
+
+    return asks
+
+
+def _refuses(case: Case, seen: Observed) -> bool:
     if seen.fault is not None:
-        return None
-    return "leaks" if np.isnan(_float(seen.outputs["out"])).any() else "blocked"
-
-
-def _accepts(seen: Observed) -> str:
-    return "refused" if seen.fault is not None and seen.fault[0] == "raised" else "accepted"
-
-
-def _grouped_heads(asked: Asked) -> str | None:
-    return _accepts(asked.call(heads=2)[1])
-
-
-def _unequal_value_dim(asked: Asked) -> str | None:
-    return _accepts(asked.call(value_dims=2 * asked.width)[1])
+        return seen.fault[0] == "raised"
+    shapes = op_named(case.op).output_shapes(case)
+    return any(tuple(value.shape) != shapes.get(name) for name, value in seen.outputs.items())
 
 
 def _layout(asked: Asked) -> str | None:
@@ -198,23 +194,21 @@ def _layout(asked: Asked) -> str | None:
 
 
 # Those that a gradient shows as well; the others read the output or the LSE.
-_OF_ANY_OUTPUT: Mapping[str, Callable[[Asked], str | None]] = {
+_OF_ANY_OUTPUT: Mapping[str, Probe] = {
     "causal_alignment": _alignment,
-    "grouped_heads": _grouped_heads,
-    "unequal_value_dim": _unequal_value_dim,
     "layout": _layout,
 }
-_PROBES: Mapping[str, Callable[[Asked], str | None]] = {
+_PROBES: Mapping[str, Probe] = {
     **_OF_ANY_OUTPUT,
     **OPTION_PROBES,
     "lse_base": _lse_base,
     "empty_row": _empty_row,
     "empty_row_lse": _empty_row_lse,
-    "masked_nan": _masked_nan,
 }
 
 
-def probes_of(row: Op) -> Mapping[str, Callable[[Asked], str | None]]:
+def probes_of(row: Op) -> Mapping[str, Probe]:
     """The probes of an op's conventions; one that no probe tells stays as stated."""
-    known = _PROBES if row.gradient is None else _OF_ANY_OUTPUT
+    limits = {name: _limit(limit) for name, limit in row.limits.items()}
+    known = {**limits, **(_PROBES if row.gradient is None else _OF_ANY_OUTPUT)}
     return {name: known[name] for name in row.conventions if name in known}

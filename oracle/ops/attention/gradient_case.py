@@ -23,9 +23,10 @@ from oracle.formats import FORMATS, Float64Array, Format, StoredArray, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient as backward
 from oracle.ops.attention.gradient import PLAIN, Order
+from oracle.ops.attention.limits import LIMITS
 from oracle.ops.attention.options import TABLE, chosen, defaults
 from oracle.ops.attention.row import ARRAYS, CONVENTIONS, scale_of
-from oracle.ops.op import Array, Gradient, Op
+from oracle.ops.op import REFUSAL, Array, Gradient, Op
 from oracle.recent import Recent
 
 DQ, DKV, DBIAS, DSINKS = range(4)
@@ -274,6 +275,14 @@ def needed(case: Case) -> tuple[str, ...]:
     return OUTPUTS[:3] if case.options.get("sinks") is None else (*OUTPUTS[:3], "dsinks")
 
 
+def sums_empty(case: Case, key: tuple[int, ...]) -> bool:
+    """Whether a block sums over query rows that see neither a key nor a sink."""
+    if key[0] == DQ or case.options.get("sinks") is not None:
+        return False
+    heads = heads_of(case, key)
+    return any(not attention_case.visibility(case, head, _all_rows(case)).any(axis=1).all() for head in heads)
+
+
 OPS = (
     Op(
         name="attention_backward",
@@ -282,13 +291,15 @@ OPS = (
         arrays={**ARRAYS, "do": Array("B Hq Sq Dv")},
         results=RESULTS,
         options=OPTIONS,
-        conventions=CONVENTIONS,
+        conventions={**CONVENTIONS, **dict.fromkeys(LIMITS, REFUSAL)},
+        limits=LIMITS,
         usual={"scale": scale_of("q")},
         gradient=Gradient(
             "attention",
             "do",
             {"q": "dq", "k": "dk", "v": "dv"},
             {row.name: row.gradient for row in TABLE if row.gradient},
+            sums_empty,
         ),
         blocks=blocks,
         row_count=row_count,

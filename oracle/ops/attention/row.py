@@ -21,8 +21,9 @@ from oracle.ops.attention.case import (
     output_shapes,
     together,
 )
+from oracle.ops.attention.limits import LIMITS
 from oracle.ops.attention.options import CHOICES, DESCALES
-from oracle.ops.op import Array, Op
+from oracle.ops.op import REFUSAL, Array, Op
 from oracle.vacuity import mean_of_visible
 
 SCORES: Mapping[str, tuple[str, ...]] = {
@@ -33,15 +34,27 @@ SCORES: Mapping[str, tuple[str, ...]] = {
     "masked_nan": ("blocked", "leaks"),
 }
 """Conventions of every op that has scores."""
+NAN_BEHIND: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "masked_nan": lambda options: _mask_of(options, boolean=True),
+    "masked_nan_additive": lambda options: _mask_of(options, boolean=False),
+    "masked_nan_causal": lambda options: bool(options.get("is_causal")),
+    "masked_nan_window": lambda options: options.get("window_size") is not None,
+}
+"""Whether a NaN in a key that a row may not attend to reaches the row, by what excludes the key -> whether a case's
+options have such an exclusion. A score that is replaced blocks it, one that -inf is added to does not."""
 CONVENTIONS: Mapping[str, tuple[str, ...]] = {
     **SCORES,
+    **dict.fromkeys(NAN_BEHIND, SCORES["masked_nan"]),
     **CHOICES,
-    "grouped_heads": ("accepted", "refused"),
-    "unequal_value_dim": ("accepted", "refused"),
     "batch_invariant": ("yes", "no"),
 }
 ARRAYS = {"q": Array("B Hq Sq D"), "k": Array("B Hkv Sk D"), "v": Array("B Hkv Sk Dv")}
 RESULTS = {"out": "B Hq Sq Dv", "lse": "B Hq Sq"}
+
+
+def _mask_of(options: Mapping[str, Any], *, boolean: bool) -> bool:
+    mask = options.get("attn_mask")
+    return mask is not None and (mask.dtype == np.bool_) == boolean
 
 
 def scale_of(*queries: str) -> Callable[[Case], float]:
@@ -70,7 +83,8 @@ OPS = (
         arrays=ARRAYS,
         results=RESULTS,
         options=OPTIONS,
-        conventions=CONVENTIONS,
+        conventions={**CONVENTIONS, **dict.fromkeys(LIMITS, REFUSAL)},
+        limits=LIMITS,
         extras={"dropout_p": 0.0, "seed": 0, "training": False, "num_splits": 1},
         usual={"scale": scale_of("q"), **dict.fromkeys(DESCALES, _ones)},
         formats=INPUTS,

@@ -29,12 +29,14 @@ from oracle.contract import presets
 from oracle.contract.contract import Contract
 from oracle.formats import Float64Array, StoredArray
 from oracle.ops.attention import case as attention_case
+from oracle.ops.attention.limits import limits_of
 from oracle.ops.attention.options import ROWS, Sizes, check_options, defaults, taken
 from oracle.ops.attention.row import CONVENTIONS, mean_of_values, scale_of
-from oracle.ops.op import Array, Op, Tiny
+from oracle.ops.op import REFUSAL, Array, Op, Tiny
 
 NAMES = VARLEN, PAGED = "attention_varlen", "attention_paged"
 OPTIONS = defaults(lacking="layouts")
+LIMITS = limits_of(OPTIONS)
 
 
 def sequences(case: Case) -> int:
@@ -223,6 +225,7 @@ def _op(name: str, arrays: Mapping[str, Array], *, results: Mapping[str, str], *
         presets=presets.ATTENTION,
         arrays=arrays,
         results=results,
+        limits=LIMITS,
         usual={"scale": scale_of("q")},
         trivial=lambda case, block: mean_of_values(dense(case, block.key[0]), replace(block, key=(0, block.key[1]))),
         blocks=blocks,
@@ -258,7 +261,7 @@ OPS = (
         },
         results={"out": "total_q Hq Dv", "lse": "Hq total_q"},
         options=OPTIONS,
-        conventions=CONVENTIONS,
+        conventions={**CONVENTIONS, **dict.fromkeys(LIMITS, REFUSAL)},
         extras={"max_seqlen_q": _longest("cu_seqlens_q"), "max_seqlen_k": _longest("cu_seqlens_k")},
         tiny=Tiny(
             given=lambda size: _integers_of(cu_seqlens_q=[0, size["total_q"]], cu_seqlens_k=[0, size["total_k"]])
@@ -275,7 +278,7 @@ OPS = (
         },
         results={"out": "B Hq Sq Dv", "lse": "B Hq Sq"},
         options={**OPTIONS, "causal_alignment": "bottom_right"},
-        conventions={**CONVENTIONS, "causal_alignment": ("bottom_right",)},
+        conventions={**CONVENTIONS, **dict.fromkeys(LIMITS, REFUSAL), "causal_alignment": ("bottom_right",)},
         # The second of two pages is used.
         tiny=Tiny(
             counts={"pages": 2, "page_size": 16, "max_blocks": 1},

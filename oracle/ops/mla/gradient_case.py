@@ -211,6 +211,11 @@ def _width(case: Case, key: tuple[int, ...]) -> int:
     return int(a["c_kv"].shape[1] if key[0] == DQ else a["q_nope"].shape[2] * a["q_nope"].shape[1])
 
 
+def sums_empty(case: Case, key: tuple[int, ...]) -> bool:
+    """Whether a block sums over query rows that see no key."""
+    return key[0] != DQ and not mla_case.visibility(case, all_rows(case)).any(axis=1).all()
+
+
 OPS = (
     Op(
         name="mla_backward",
@@ -221,7 +226,7 @@ OPS = (
         options=mla_case.OPTIONS,
         conventions={"causal_alignment": CHOICES["causal_alignment"]},
         usual={"scale": scale_of("q_nope", "q_pe")},
-        gradient=Gradient("mla", "do", {name: f"d{name}" for name in mla_case.INPUTS}),
+        gradient=Gradient("mla", "do", {name: f"d{name}" for name in mla_case.INPUTS}, sums_empty=sums_empty),
         tiny=mla_case.TINY,
         blocks=blocks,
         row_count=row_count,

@@ -11,6 +11,7 @@ from oracle.formats import format_of
 from oracle.ops.attention.case import scale_float
 from properties.diagnosis.heads import Heads
 from properties.inputs.recipes import Logits, plant
+from properties.ops.attention.relations import blocks_nan
 from properties.subject import Subject
 
 # Cases with more (query, key) pairs than this tell enough by themselves.
@@ -52,7 +53,7 @@ def spoiled(names: Sequence[str], value: float) -> Callable[[Subject, Case], Cas
     """With ``value`` in one key, or its value, that some row may not attend to."""
 
     def make(subject: Subject, case: Case) -> Case | None:
-        if np.isnan(value) and subject.conventions.get("masked_nan") != "blocked":
+        if np.isnan(value) and not blocks_nan(subject, case):
             return None
         q, x = case.arrays["q"], Heads(case)
         rows = np.arange(q.shape[2])

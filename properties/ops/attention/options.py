@@ -48,7 +48,8 @@ class Tried:
 
     others: what a case would be if the option were misread, and how that is said. without: dtypes in which it is not
     tried. kept: a head that is explained alone has it as an option, not in its mask, bias or numbers. symmetric: keys
-    may be permuted, and scores scaled by powers of two on the way. modelled: G3 gives a verdict with it.
+    may be permuted, and scores scaled by powers of two on the way. modelled: G3 gives a verdict with it. limits: small
+    value -> the limit that its form falls under.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Tried:
     kept: bool = True
     symmetric: bool = False
     modelled: bool = True
+    limits: Mapping[Any, str] = field(default_factory=dict)
 
 
 def slopes(name: str, value: str, fmt: Format, axes: Mapping[str, int]) -> StoredArray:
@@ -144,6 +146,7 @@ TABLE = (
         },
         others=alternatives.slopes,
         kept=False,
+        limits={"heads": "slopes_by_head", "sequences": "slopes_by_sequence"},
     ),
     Tried(
         "sinks",
@@ -218,6 +221,12 @@ def takes(subject: Subject, name: str) -> bool:
     return any(map(subject.has, of_row(row))) and subject.dtype not in row.without
 
 
+def taken(subject: Subject, row: Tried, value: Any) -> Any:
+    """The small value, or the next one whose form the target does not refuse."""
+    accepted = (v for v in (value, *row.limits) if subject.conventions.get(row.limits.get(v, "")) != "refused")
+    return next(accepted, value) if row.limits else value
+
+
 def facts(extras: Extras) -> dict[str, Any]:
     """What is set, for records."""
     return {TRIED[n].fact or n: list(v) if isinstance(v, tuple) else v for n, v in extras.items()}
@@ -257,6 +266,6 @@ def option_values(subject: Subject, extras: Extras, *, batch: int, heads: int, k
     for row in TABLE:
         for name in of_row(row) if row.name in extras and takes(subject, row.name) else ():
             if subject.has(name):
-                options[name] = row.value(name, extras[row.name], subject.wide, axes)
+                options[name] = row.value(name, taken(subject, row, extras[row.name]), subject.wide, axes)
     choices = {choice for name in options for choice in ROWS[name].depends}
     return options | {name: subject.conventions[name] for name in sorted(choices) if name in subject.conventions}

@@ -18,6 +18,7 @@ from oracle.evaluate import enclose
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention.case import blocks, visibility
 from oracle.ops.attention.options import CHOICES, COUNTED_ONCE, ROWS, is_set, taken
+from oracle.ops.attention.row import NAN_BEHIND
 from properties.checks.metamorphic import Outputs, agree, differing, full_bounds, observe, same_bits
 from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
@@ -71,6 +72,12 @@ def _unseen_bits(before: Outputs, after: Outputs, blind: NDArray[np.bool_], *, w
     return worst_of(found)
 
 
+def blocks_nan(subject: Subject, case: Case) -> bool:
+    """Whether the target's conventions keep a NaN from rows that may not attend to it, whatever excludes it here."""
+    kinds = [name for name, excludes in NAN_BEHIND.items() if excludes(case.options)]
+    return bool(kinds) and all(subject.conventions.get(name) == "blocked" for name in kinds)
+
+
 def irrelevant_content(subject: Subject, example: Input) -> Judgement:
     """P2: rows that may not attend to a key keep their bits whatever it holds; a NaN in a used input gives NaN."""
     case = example.case
@@ -78,7 +85,7 @@ def irrelevant_content(subject: Subject, example: Input) -> Judgement:
     before = observe(subject, case)
     huge = min(subject.fmt.max_finite / 4, 1e30)
     contents = {"a huge value": huge, "a huge negative value": -huge}
-    if subject.conventions.get("masked_nan") == "blocked":
+    if blocks_nan(subject, case):
         contents["NaN"] = float("nan")
     found = []
     for j in watched_keys(case, visible, 2):
