@@ -19,7 +19,7 @@ class Recent:
     """``limit``: how many numbers may be kept, as the callers count them."""
 
     limit: int
-    _held: OrderedDict[Hashable, tuple[Case, int, Any]] = field(default_factory=OrderedDict)
+    _held: OrderedDict[Hashable, tuple[Case, int, object]] = field(default_factory=OrderedDict)
     _total: int = 0
 
     def of(self, case: Case, what: Hashable, size: int, make: Callable[[], Any]) -> Any:

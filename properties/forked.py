@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -127,7 +126,7 @@ class Forked:
         session.config.hook.pytest_runtest_logstart(nodeid=worker.item.nodeid, location=worker.item.location)
         worker.channel.sendall(_LENGTH.pack(items.index(worker.item)))
 
-    def _told(self, session: pytest.Session, reports: list[dict[str, Any]]) -> None:
+    def _told(self, session: pytest.Session, reports: list[dict[str, object]]) -> None:
         hook = session.config.hook
         for data in reports:
             report = hook.pytest_report_from_serializable(config=session.config, data=data)
@@ -200,11 +199,11 @@ def _work(session: pytest.Session, items: list[pytest.Item], channel: socket.soc
         os._exit(code)
 
 
-def _received(channel: socket.socket) -> list[dict[str, Any]] | None:
+def _received(channel: socket.socket) -> list[dict[str, object]] | None:
     """The reports of one test; None from a worker that has gone."""
     head = _exactly(channel, _LENGTH.size)
     body = _exactly(channel, _LENGTH.unpack(head)[0]) if head else b""
-    reports: list[dict[str, Any]] | None = json.loads(body) if body else None
+    reports: list[dict[str, object]] | None = json.loads(body) if body else None
     return reports
 
 

@@ -25,7 +25,7 @@ class Option:
     short: str = ""
     suite: str | None = ""
     native: bool = False
-    default: Any = None
+    default: object = None
     type: Callable[[str], Any] | None = None
     choices: tuple[str, ...] = ()
     metavar: str = ""
@@ -38,9 +38,9 @@ class Option:
         """The name of its value among parsed ones, of the command and of pytest alike."""
         return (self.suite or self.flag).lstrip("-").replace("-", "_")
 
-    def keywords(self) -> dict[str, Any]:
+    def keywords(self) -> dict[str, object]:
         """What argparse's ``add_argument`` and pytest's ``addoption`` are told."""
-        told: dict[str, Any] = {"dest": self.dest, "help": self.help}
+        told: dict[str, object] = {"dest": self.dest, "help": self.help}
         if self.switch:
             return {**told, "action": "store_true"}
         told |= {"action": "append", "default": []} if self.repeatable else {"default": self.default}
@@ -114,7 +114,7 @@ OPTIONS = (
 )
 
 
-def add_to(add: Callable[..., Any], *, suite: bool = False) -> None:
+def add_to(add: Callable[..., object], *, suite: bool = False) -> None:
     """Offer every option through ``add``: argparse's ``add_argument``, or pytest's ``addoption`` for the ``suite``."""
     for row in OPTIONS:
         if not suite:
@@ -123,7 +123,7 @@ def add_to(add: Callable[..., Any], *, suite: bool = False) -> None:
             add(row.suite or row.flag, **row.keywords())
 
 
-def forwarded(values: Mapping[str, Any]) -> list[str]:
+def forwarded(values: Mapping[str, object]) -> list[str]:
     """The words that hand the command's parsed ``values`` (by `Option.dest`) to the plugin."""
     return [
         f"{row.suite or row.flag}={said}" if said else (row.suite or row.flag)
@@ -133,7 +133,7 @@ def forwarded(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def rerun_words(values: Mapping[str, Any]) -> tuple[str, ...]:
+def rerun_words(values: Mapping[str, object]) -> tuple[str, ...]:
     """The words of a rerun command that repeat what decided how a target was called and judged."""
     return tuple(
         word for row in OPTIONS if row.rerun for said in row.said(values[row.dest]) for word in (row.flag, said)

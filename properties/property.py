@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from properties.judge.verdict import Judgement
 from properties.subject import Input, Subject
 
 Check = Callable[[Subject, Input], Judgement]
-Search = Callable[[Subject], st.SearchStrategy[Any]]
+Search = Callable[[Subject], st.SearchStrategy[object]]
 Edges = Callable[[Subject], Iterable[Input]]
 
 

@@ -50,10 +50,10 @@ class Record:
     detail: str = ""
     contract: str = ""
     forms: Mapping[str, float] = field(default_factory=dict)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict)
     worst: Mapping[str, Any] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)
-    datasheet: Mapping[str, Any] = field(default_factory=dict)
+    datasheet: Mapping[str, object] = field(default_factory=dict)
     stem: str | None = None
     rerun: str = ""
     examples: int = 1
@@ -104,7 +104,7 @@ class Journal:
 
     def __init__(self, folder: Path, worker: str = "main") -> None:
         self.path = folder / f"records-{worker}.jsonl"
-        self.context: Mapping[str, Any] = {}
+        self.context: Mapping[str, object] = {}
         self._serial = 0
         self._open: set[int] = set()
         try:
@@ -113,7 +113,7 @@ class Journal:
         except OSError as error:
             raise DamagedRecords(f"cannot write records to {folder}: {error.strerror or error}") from error
 
-    def begin(self, row: Mapping[str, Any]) -> int:
+    def begin(self, row: Mapping[str, object]) -> int:
         """Announce a call; the number under which it ends."""
         self._serial += 1
         self._open.add(self._serial)
@@ -131,11 +131,11 @@ class Journal:
         for serial in sorted(self._open):
             self.complete(serial, None)
 
-    def note(self, kind: str, row: Mapping[str, Any]) -> None:
+    def note(self, kind: str, row: Mapping[str, object]) -> None:
         """A line of another kind: ``environment``, ``untested``, ``fault``, ``waiver``."""
         self._write({"kind": kind, **row})
 
-    def _write(self, row: Mapping[str, Any]) -> None:
+    def _write(self, row: Mapping[str, object]) -> None:
         self._file.write(_line(row))
         self._file.flush()
 
@@ -163,9 +163,9 @@ def lines(folder: Path, *, words: tuple[str, ...] = ("",)) -> Iterator[tuple[Pat
             yield path, row if isinstance(row, dict) else None
 
 
-def unfinished(folder: Path, *, file: str | None = None) -> list[tuple[Path, dict[str, Any]]]:
+def unfinished(folder: Path, *, file: str | None = None) -> list[tuple[Path, dict[str, object]]]:
     """``begin`` lines whose call never ended, with their files; only those of one ``file`` (name) if that is given."""
-    begun: dict[tuple[Any, ...], tuple[Path, dict[str, Any]]] = {}
+    begun: dict[tuple[object, ...], tuple[Path, dict[str, object]]] = {}
     for path, row in lines(folder):
         if row is None or (file is not None and path.name != file):
             continue
@@ -177,7 +177,7 @@ def unfinished(folder: Path, *, file: str | None = None) -> list[tuple[Path, dic
     return list(begun.values())
 
 
-def finish(path: Path, row: Mapping[str, Any], record: Record | None) -> None:
+def finish(path: Path, row: Mapping[str, object], record: Record | None) -> None:
     """End a ``begin`` line on behalf of the process that wrote it and died: with a record, or without one."""
     kind = "end" if record is None else "record"
     row_of_it = {} if record is None else held(record)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import targets
 from oracle.formats import INPUTS
@@ -57,13 +56,13 @@ def waivers_of(target: str, folder: Path = FOLDER) -> tuple[Waiver, ...]:
     if not path.is_file():
         return ()
     try:
-        entries: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as fault:
         raise BadWaiver(f"{path}: {type(fault).__name__}: {fault}") from fault
     return tuple(_waiver(path, target, key, entry) for key, entry in entries.items())
 
 
-def _waiver(path: Path, target: str, key: str, entry: Any) -> Waiver:
+def _waiver(path: Path, target: str, key: str, entry: object) -> Waiver:
     if not isinstance(entry, Mapping):
         raise BadWaiver(f"{path}: {key} is no table of its own: write [{key}]")
     strange = [name for name in entry if name not in (*_NAMES, *_TEXTS)]

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
 from types import MappingProxyType
-from typing import Any
 
 from oracle.contract.contract import Contract, contract_of
 
@@ -80,7 +79,7 @@ def _summed(forms: Forms) -> Forms:
 
 
 # Gradients by separate calls that store dP and, once for each product, dS.
-_STORES: dict[str, Any] = {"delta": "weights", "grad_stores": 2, "dp_stored": True}
+_STORES: dict[str, object] = {"delta": "weights", "grad_stores": 2, "dp_stored": True}
 
 
 def _backward(name: str) -> Forms:

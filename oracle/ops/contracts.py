@@ -61,7 +61,7 @@ def declared_forms(op: str, declared: str | dict[str, Any] | None, input_format:
     return fitting
 
 
-def _changed(form: Contract, fields: dict[str, Any]) -> Contract:
+def _changed(form: Contract, fields: dict[str, object]) -> Contract:
     """The form with these fields; one whose label says where D comes from says it of the declared place."""
     made = form.with_fields(**fields)
     stem, says, _ = form.label.partition(", D from ")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +19,13 @@ from properties.subject import Subject
 NOT_INVARIANT = "not batch-invariant"
 
 
-def with_parameters(subject: Subject, **given: Any) -> Subject:
+def with_parameters(subject: Subject, **given: object) -> Subject:
     """The subject of a target of which some parameters beside its op's options are set: those of ``given`` it has."""
     own = {name: subject.target.parameters.get(name) for name in given}
     fixed = {str(own[name]): value for name, value in given.items() if own[name] is not None}
     function = subject.target.function
 
-    def fixing(*positional: Any, **keyword: Any) -> Any:
+    def fixing(*positional: object, **keyword: object) -> object:
         return function(*positional, **{**keyword, **fixed})
 
     return replace(subject, target=replace(subject.target, function=fixing))

@@ -18,7 +18,7 @@ from targets.calling import frameworks
 from targets.calling.target import Observed, run
 
 Bridge = frameworks.Bridge
-Lay = Callable[[Bridge, StoredArray, str], Any]
+Lay = Callable[[Bridge, StoredArray, str], object]
 """(bridge, array, device) -> the framework's view that holds the array's numbers."""
 
 
@@ -42,7 +42,7 @@ def _gaps(shape: tuple[int, ...], like: StoredArray) -> StoredArray:
 def swapped(first: int, second: int) -> Lay:
     """Two axes exchanged in memory."""
 
-    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> object:
         if array.ndim <= max(first, second):
             return bridge.to_native(array, device)
         return bridge.to_native(np.ascontiguousarray(array.swapaxes(first, second)), device).swapaxes(first, second)
@@ -61,7 +61,7 @@ def widened(bridge: Bridge, array: StoredArray, device: str) -> Any:
 def every_other(axis: int) -> Lay:
     """Every second place along an axis."""
 
-    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> object:
         if array.ndim <= axis:
             return bridge.to_native(array, device)
         index = (slice(None),) * axis + (slice(None, None, 2),)
@@ -81,7 +81,7 @@ def offset(bridge: Bridge, array: StoredArray, device: str) -> Any:
 def expanded(axis: int) -> Lay:
     """One entry along an axis, of which all are alike, with stride 0; as it is where they are not."""
 
-    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> object:
         if array.ndim <= axis or array.shape[axis] < 2:
             return bridge.to_native(array, device)
         first = array.take([0], axis=axis)
@@ -98,7 +98,7 @@ def far_apart(axis: int) -> Lay:
     The memory between is never touched, so that on a CPU it costs addresses alone.
     """
 
-    def lay(bridge: Bridge, array: StoredArray, device: str) -> Any:
+    def lay(bridge: Bridge, array: StoredArray, device: str) -> object:
         count = array.shape[axis]
         step = -(-(2**31) // (count - 1)) + 64
         strides = [int(np.prod(array.shape[i + 1 :])) for i in range(array.ndim)]
@@ -117,7 +117,7 @@ def viewed_call(subject: Subject, case: Case, view: View) -> Observed:
     own = {name if own is None else own: name for name, own in subject.target.parameters.items()}
     order = [name for name, kept in subject.target.parameters.items() if kept is None]
 
-    def laid(*positional: Any, **keyword: Any) -> Any:
+    def laid(*positional: object, **keyword: object) -> object:
         first = [
             _laid(bridge, view, name, value, subject.device) for name, value in zip(order, positional, strict=False)
         ]
@@ -127,7 +127,7 @@ def viewed_call(subject: Subject, case: Case, view: View) -> Observed:
     return run(replace(subject.target, function=laid), case, device=subject.device, seconds=subject.seconds)
 
 
-def _laid(bridge: Bridge, view: View, name: str, value: Any, device: str) -> Any:
+def _laid(bridge: Bridge, view: View, name: str, value: object, device: str) -> object:
     if not bridge.is_native(value) or (view.names is not None and name not in view.names):
         return value
     return view.lay(bridge, bridge.to_numpy(value), device)

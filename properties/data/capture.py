@@ -116,7 +116,7 @@ def _tensors(reading: Reading) -> dict[str, StoredArray]:
     return {name: getattr(reading, name) for name in ("q_pre", "k_pre", "q", "k", "v")}
 
 
-def _describe(recording: Recording, layer: int) -> dict[str, Any]:
+def _describe(recording: Recording, layer: int) -> dict[str, object]:
     """The facts of one stored layer; CaptureError where float32 rounding does not explain a residual."""
     r = recording.readings[layer]
     residuals = {
@@ -208,7 +208,7 @@ def _recorded_date(path: Path) -> str | None:
         return None  # nothing stored, or nothing readable: either way it is written anew
 
 
-def _json(provenance: dict[str, Any]) -> str:
+def _json(provenance: dict[str, object]) -> str:
     return json.dumps(provenance, indent=1) + "\n"
 
 

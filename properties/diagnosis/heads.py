@@ -35,7 +35,7 @@ class Head:
     visible: NDArray[np.bool_]
     bias: Float64Array | None
     scale: float | None
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, object] = field(default_factory=dict)
 
     def case(self) -> Case:
         """These rows as a case of their own, one batch entry and one head."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +43,7 @@ class Match:
     exact: int = 0
     residual: float = 0.0
     odd: bool = False
-    errors: list[tuple[str, Any, Any, Any, Any]] = field(default_factory=list)
+    errors: list[tuple[str, object, object, object, object]] = field(default_factory=list)
 
     def convinces(self) -> NDArray[np.bool_]:
         """Per form, whether it tells, by a difference or by the bits."""

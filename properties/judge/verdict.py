@@ -43,7 +43,7 @@ class Judgement:
     basis: Basis
     detail: str = ""
     ratio: float | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict)
     forms: Mapping[str, float] = field(default_factory=dict)
     worst: Mapping[str, Any] = field(default_factory=dict)
 

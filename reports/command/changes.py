@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from properties.record import Record
 from reports.run.compare import Comparison, change, is_worse
@@ -45,7 +44,7 @@ def lists(found: Comparison) -> Mapping[str, tuple[Pair, ...]]:
     }
 
 
-def document(found: Comparison) -> dict[str, Any]:
+def document(found: Comparison) -> dict[str, object]:
     """The comparison, whole, JSON-ready: figures that are not finite are strings."""
     return {
         "old": str(found.old),
@@ -60,13 +59,13 @@ def document(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _row(p: Pair) -> dict[str, Any]:
+def _row(p: Pair) -> dict[str, object]:
     r = p.record
     named = {n: getattr(r, n) for n in ("target", "origin", "op", "dtype", "device", "property", "title")}
     return {**named, "old": _side(p.old), "new": _side(p.new)}
 
 
-def _side(r: Record | None) -> dict[str, Any] | None:
+def _side(r: Record | None) -> dict[str, object] | None:
     if r is None:
         return None
     ratio = str(r.ratio) if r.ratio is not None and not math.isfinite(r.ratio) else r.ratio

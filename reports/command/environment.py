@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 PACKAGES = (
     "attn-oracle",
@@ -26,7 +25,7 @@ PACKAGES = (
 )
 
 
-def environment(argv: list[str], **run: Any) -> dict[str, Any]:
+def environment(argv: list[str], **run: object) -> dict[str, object]:
     """Commit and dirty flag of the checkout, versions, processor, device, and the given facts of the run."""
     return {
         **_commit(Path(__file__).resolve().parents[2]),
@@ -50,7 +49,7 @@ def _versions() -> Mapping[str, str]:
     return found
 
 
-def _commit(root: Path) -> dict[str, Any]:
+def _commit(root: Path) -> dict[str, object]:
     def git(*words: str) -> str | None:
         try:
             done = subprocess.run(

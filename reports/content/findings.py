@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Any
 
 from properties.judge.verdict import Verdict
 from properties.record import Record
@@ -101,7 +100,7 @@ def _evidence(record: Record) -> Facts:
     return Facts(tuple(pairs))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return figure(value) if isinstance(value, float) else str(value)
 
 

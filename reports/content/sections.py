@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from properties.judge.verdict import BAD, Verdict
 from properties.record import Record
@@ -227,7 +226,7 @@ def provenance(run: Run) -> Iterable[Block]:
     yield Paragraph(f"{files}; {plural(sum(run.damaged.values()), 'damaged line')} left out.")
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else json.dumps(value, default=str)

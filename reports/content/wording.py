@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
 
 NOTHING = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -45,7 +44,7 @@ def plural(value: int, one: str, many: str = "") -> str:
     return f"{count(value)} {one if value == 1 else many or one + 's'}"
 
 
-def exact_value(text: Any) -> str:
+def exact_value(text: object) -> str:
     """A float given in hex, as decimal and hex: ``0.3515625 (0x1.68p-2)``; other text as it is."""
     try:
         value = float.fromhex(str(text))
@@ -54,7 +53,7 @@ def exact_value(text: Any) -> str:
     return f"{value!r} ({text})" if math.isfinite(value) else str(value)
 
 
-def difference(observed: Any, exact: Any, exact_low: Any = None) -> float | None:
+def difference(observed: object, exact: object, exact_low: object = None) -> float | None:
     """observed - (exact + exact_low), None where one of them is no finite number."""
     try:
         values = [float.fromhex(str(observed)), float.fromhex(str(exact))]

@@ -7,7 +7,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from properties.judge.verdict import BAD, Verdict, exit_code
 from properties.record import Record
@@ -199,15 +198,15 @@ def pooled(records: Iterable[Record], output: str) -> Pooled | None:
     )
 
 
-def _total(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+def _total(rows: Sequence[Mapping[str, object]], name: str) -> float:
     return sum(finite(m.get(name)) or 0 for m in rows)
 
 
-def _size(metrics: Mapping[str, Any]) -> int:
+def _size(metrics: Mapping[str, object]) -> int:
     return int(finite(metrics.get("n")) or 0)
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], sizes: Sequence[int], name: str) -> float | None:
+def _mean(rows: Sequence[Mapping[str, object]], sizes: Sequence[int], name: str) -> float | None:
     known = [
         (v, n) for m, n in zip(rows, sizes, strict=True) if (v := number(m.get(name))) is not None and not math.isnan(v)
     ]

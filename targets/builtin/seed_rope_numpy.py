@@ -31,7 +31,7 @@ def turn(x: StoredArray, angle: Float64Array, size: float) -> StoredArray:
     return out.astype(x.dtype)
 
 
-def angles(positions: NDArray[np.int64], width: int, base: float, scaling: Mapping[str, Any] | None) -> Float64Array:
+def angles(positions: NDArray[np.int64], width: int, base: float, scaling: Mapping[str, object] | None) -> Float64Array:
     """[S, width/2] or [B, S, width/2]: position times frequency, in radians."""
     if scaling is not None and scaling.get("seq_len") == "sequence":
         # Each sequence as a call of its own.
@@ -75,7 +75,7 @@ def rope_backward(
     return turn(dy, -angles(positions, dy.shape[-1], base, scaling), magnitude(scaling))
 
 
-_CLAIMS: dict[str, Any] = {
+_CLAIMS: dict[str, object] = {
     "framework": "numpy",
     "dtypes": ("fp32", "fp16", "bf16"),
     "devices": ("cpu",),

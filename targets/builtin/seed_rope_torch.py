@@ -76,7 +76,7 @@ def rope_backward(
     return turn(dy, cos, -sin)
 
 
-_CLAIMS: dict[str, Any] = {
+_CLAIMS: dict[str, object] = {
     "dtypes": ("fp32", "fp16", "bf16"),
     "contract": "fp32_angle",
     "conventions": {"layout": "half"},

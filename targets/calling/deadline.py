@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 # Seconds after its deadline at which a call that never returns to Python takes its process with it.
 GRACE = 5.0
@@ -29,7 +28,7 @@ def deadline(seconds: float, *, expendable: bool = False) -> Iterator[None]:
         yield
         return
 
-    def ring(*_: Any) -> None:
+    def ring(*_: object) -> None:
         raise Overdue(f"no result after {seconds:g} s")
 
     # Somebody else's alarm, a test's own limit say, stands still meanwhile.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from oracle.ops.attention.options import TABLE
 from oracle.ops.table import op_named, ops
@@ -37,7 +36,7 @@ class Reading:
     required: frozenset[str]
 
 
-def read(function: Callable[..., Any], spec: str, *, op: str | None = None, name: str = "") -> Reading:
+def read(function: Callable[..., object], spec: str, *, op: str | None = None, name: str = "") -> Reading:
     """The reading of ``function`` as ``op``, or as what its parameters (and ``name``, if unary) say; else BadTarget."""
     signature = _signature(function)
     if signature is None or _is_opaque(signature):
@@ -65,7 +64,7 @@ def read(function: Callable[..., Any], spec: str, *, op: str | None = None, name
     return Reading(op, taken, required)
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+def _signature(function: Callable[..., object]) -> inspect.Signature | None:
     try:
         signature = inspect.signature(function)
         # A torch module, compiled or not, is called through a wrapper of any arguments; what it takes stands in
@@ -82,7 +81,7 @@ def _is_opaque(signature: inspect.Signature) -> bool:
     return bool(kinds) and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
-def _has(signature: inspect.Signature, kind: Any) -> bool:
+def _has(signature: inspect.Signature, kind: object) -> bool:
     return any(p.kind == kind for p in signature.parameters.values())
 
 

@@ -11,7 +11,6 @@ One tiny call per dtype and one per declared convention; whether the numbers are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from targets.probing.probes import contradictions
 from targets.probing.tiny import tiny_case
 
 
-def check_target(function: Target | Callable[..., Any], *, op: str | None = None, device: str = "cpu") -> list[str]:
+def check_target(function: Target | Callable[..., object], *, op: str | None = None, device: str = "cpu") -> list[str]:
     """All that would keep a target from being verified, or that it declares and does not do; empty if it conforms.
 
     Takes a function (with or without ``__attn_oracle__``) or a `Target`. Never raises for what the function does.

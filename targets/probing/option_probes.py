@@ -7,7 +7,6 @@ tells, means by it stays unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,12 +125,12 @@ OPTION_PROBES: Mapping[str, Callable[[Asked], str | None]] = {
 }
 
 
-def _only(name: str, asked: Asked, **options: Any) -> str | None:
+def _only(name: str, asked: Asked, **options: object) -> str | None:
     """The one meaning that the output follows; None where none or several do."""
     return _one(name, lambda meant: _follows(asked, "out", options | {name: meant}))
 
 
-def _by_lse(name: str, asked: Asked, **options: Any) -> str | None:
+def _by_lse(name: str, asked: Asked, **options: object) -> str | None:
     """The one meaning that the LSE follows, in the base that it has without the option."""
     units = [u for u in (1.0, float(np.log(2.0))) if _follows(asked, "lse", {"queries": 3}, unit=u)]
     return _one(name, lambda meant: any(_follows(asked, "lse", options | {name: meant}, unit=u) for u in units))
@@ -142,7 +141,7 @@ def _one(name: str, follows: Callable[[str], bool]) -> str | None:
     return kept[0] if len(kept) == 1 else None
 
 
-def _follows(asked: Asked, output: str, options: dict[str, Any], *, unit: float = 1.0) -> bool:
+def _follows(asked: Asked, output: str, options: dict[str, object], *, unit: float = 1.0) -> bool:
     """Whether the output, in this unit, is what the options mean exactly."""
     case, seen = asked.call(**options)
     if seen.fault is not None or output not in seen.outputs:

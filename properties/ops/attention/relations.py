@@ -35,7 +35,7 @@ def visible_rows(case: Case) -> NDArray[np.bool_]:
     return np.stack([visibility(case, key, rows) for key in blocks(case)]).reshape(*q.shape[:3], -1)
 
 
-def _with_key(case: Case, j: int, **values: Any) -> Case:
+def _with_key(case: Case, j: int, **values: object) -> Case:
     changed = {}
     for name, value in values.items():
         array = case.arrays[name].copy()

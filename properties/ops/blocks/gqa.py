@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -35,7 +34,7 @@ def block_input(
     out: int | None = None,
     recipe: Recipe = Recipe(),
     peak: float = 1.0,
-    features: dict[str, Any] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case from plain numbers; ``peak`` multiplies the scores."""
     fmt = subject.fmt

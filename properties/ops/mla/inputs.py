@@ -66,7 +66,7 @@ def mla_input(
     logits: Logits = Logits(),
     is_causal: bool = False,
     scale: float | None = None,
-    features: dict[str, Any] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case; widths (d_h, d_r, d_c, d_v). Projection weights are scaled by 1/sqrt(d_c) as trained ones are.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +98,7 @@ def positions(failing: FailingCase) -> Iterator[Counterfactual]:
     p = failing.case.arrays["positions"]
     largest = int(p.max(initial=0))
 
-    def at(says: str, moved: Any) -> Counterfactual:
+    def at(says: str, moved: object) -> Counterfactual:
         return of_case(says, failing.case.with_arrays(positions=np.asarray(moved, dtype=np.int64)))
 
     yield at("nothing were rotated", np.zeros_like(p))

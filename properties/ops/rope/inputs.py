@@ -104,11 +104,11 @@ def rope_case(
     rotary_dim: int | None = None,
     base: float = 10000.0,
     scaling: dict[str, Any] | None = None,
-    facts: dict[str, Any] | None = None,
+    facts: dict[str, object] | None = None,
 ) -> Input:
     """The case of given arrays: x [B, H, S, D] (dy of the gradient) in the subject's storage dtype, positions [S] or
     [B, S]; [3, S] or [3, B, S] where the scaling has sections."""
-    options: dict[str, Any] = {"layout": layout or layouts_of(subject)[0]}
+    options: dict[str, object] = {"layout": layout or layouts_of(subject)[0]}
     if rotary_dim is not None:
         options["rotary_dim"] = rotary_dim
     if base != 10000.0:
@@ -117,7 +117,7 @@ def rope_case(
         options["scaling"] = scaling
     turned = "dy" if subject.op == "rope_backward" else "x"
     case = Case(subject.op, {turned: x, "positions": positions.astype(np.int64)}, options)
-    known: dict[str, Any] = {"position": int(np.max(positions)), "d": x.shape[-1], "layout": options["layout"]}
+    known: dict[str, object] = {"position": int(np.max(positions)), "d": x.shape[-1], "layout": options["layout"]}
     if scaling is not None:
         known["rope_type"] = scaling["rope_type"]
     return Input(case, known | (facts or {}))

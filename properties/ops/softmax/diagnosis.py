@@ -64,7 +64,7 @@ def other_logits(failing: FailingCase) -> Iterator[Counterfactual]:
     x = failing.case.arrays["x"]
     wide = x.astype(np.float64)
 
-    def logits(says: str, values: Any) -> Counterfactual:
+    def logits(says: str, values: object) -> Counterfactual:
         return of_case(says, failing.case.with_arrays(x=np.asarray(values)))
 
     with np.errstate(all="ignore"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -54,7 +53,7 @@ def softmax_input(
     logits: Logits = Logits(),
     shift: float = 0.0,
     holes: bool = False,
-    features: dict[str, Any] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case [*lead, n] from plain numbers; ``holes``: -inf in about a tenth of the entries, never in a whole row."""
     x = array(recipe, (*lead, n), subject.fmt).astype(np.float64)

@@ -39,7 +39,7 @@ class Options:
             "MASK": mask,
         }
 
-    def values(self, unused: torch.Tensor) -> dict[str, Any]:
+    def values(self, unused: torch.Tensor) -> dict[str, object]:
         """Its run-time arguments; `unused` stands where a pointer is not read."""
         strides = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
         return {

@@ -17,8 +17,6 @@ are chosen to be zero, so that a NaN in a hidden value stays away from dQ and dK
 additive mask is asked for is its dS stored, in float32.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -268,7 +266,7 @@ def backward_tiles(head_dim: int, value_dim: int) -> tuple[int, int]:
     return (32, 32) if max(head_dim, value_dim) <= 128 else (16, 32)
 
 
-def backward_arguments(head_dim: int, value_dim: int, switches: dict[str, Any]) -> dict[str, Any]:
+def backward_arguments(head_dim: int, value_dim: int, switches: dict[str, object]) -> dict[str, object]:
     """The compile-time arguments of `dkdv_kernel` and `dq_kernel`; `switches` as of `Options.switches`."""
     tile_q, tile_k = backward_tiles(head_dim, value_dim)
     return {**widths(head_dim, value_dim), **switches, "TILE_Q": tile_q, "TILE_K": tile_k}

@@ -12,8 +12,6 @@ latent sums, their merge and the operand z of the last product are float32. That
 with `up` stored and the latent not. Works for any number of queries, and is made for few.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -209,7 +207,7 @@ def mla_decode(
 SPLIT_OPTIONS = {"num_warps": 8, "num_stages": 1}
 
 
-def split_arguments(d_c: int, d_r: int, *, is_causal: bool) -> dict[str, Any]:
+def split_arguments(d_c: int, d_r: int, *, is_causal: bool) -> dict[str, object]:
     """The compile-time arguments of `split_kernel`."""
     return {
         "LATENT": d_c,
@@ -222,12 +220,12 @@ def split_arguments(d_c: int, d_r: int, *, is_causal: bool) -> dict[str, Any]:
     }
 
 
-def merge_arguments(d_c: int) -> dict[str, Any]:
+def merge_arguments(d_c: int) -> dict[str, object]:
     """Those of `merge_kernel`."""
     return {"LATENT": d_c, "LATENT_PAD": padded(d_c), "ROWS": ROWS}
 
 
-PROJECT_ARGUMENTS: dict[str, Any] = {"ROWS": ROWS, "TILE_N": TILE_N}
+PROJECT_ARGUMENTS: dict[str, object] = {"ROWS": ROWS, "TILE_N": TILE_N}
 """Those of `project_kernel`."""
 
 

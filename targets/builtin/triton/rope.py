@@ -11,7 +11,6 @@ On a GPU cos and sin come from CUDA's libdevice, which reduces large arguments p
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -77,7 +76,7 @@ def rope(
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
-    scaling: Mapping[str, Any] | None = None,
+    scaling: Mapping[str, object] | None = None,
 ) -> torch.Tensor:
     """Rotate the first `rotary_dim` entries of every row of x by its position.
 
@@ -99,7 +98,7 @@ def rope_backward(
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
-    scaling: Mapping[str, Any] | None = None,
+    scaling: Mapping[str, object] | None = None,
 ) -> torch.Tensor:
     """The gradient dx of `rope` for dy [B, H, S, D]: rotated back. Raises as `rope` does."""
     return turn(dy, positions, base=base, layout=layout, rotary_dim=rotary_dim, scaling=scaling, sign=-1.0)
@@ -112,7 +111,7 @@ def turn(
     base: float,
     layout: str,
     rotary_dim: int | None,
-    scaling: Mapping[str, Any] | None,
+    scaling: Mapping[str, object] | None,
     sign: float,
 ) -> torch.Tensor:
     """`rope`, with sin times ``sign``."""
@@ -152,13 +151,13 @@ def turn(
 
 
 def frequencies(
-    rotary_dim: int, base: float, *, scaling: Mapping[str, Any] | None = None, length: int = 0
+    rotary_dim: int, base: float, *, scaling: Mapping[str, object] | None = None, length: int = 0
 ) -> torch.Tensor:
     """base^(-2i/rotary_dim), scaled, float32 [rotary_dim/2], each rounded once from float64."""
     return torch.from_numpy(rope_frequencies.frequencies(base, rotary_dim, scaling, length)).to(torch.float32)
 
 
-def rope_arguments(head_dim: int, rotary_dim: int, *, layout: str) -> dict[str, Any]:
+def rope_arguments(head_dim: int, rotary_dim: int, *, layout: str) -> dict[str, object]:
     """The compile-time arguments of `rope_kernel`."""
     rest = head_dim - rotary_dim
     return {
@@ -171,7 +170,7 @@ def rope_arguments(head_dim: int, rotary_dim: int, *, layout: str) -> dict[str, 
     }
 
 
-_CLAIMS: dict[str, Any] = {
+_CLAIMS: dict[str, object] = {
     "dtypes": ("fp32", "fp16", "bf16"),
     "devices": ("cpu", "cuda"),
     "contract": "fp32_angle",
