@@ -17,7 +17,7 @@ from properties.subject import Subject
 from targets.calling import frameworks
 from targets.calling.target import Observed, run
 
-Bridge = frameworks.Bridge
+Bridge = frameworks.Bridge[Any]
 Lay = Callable[[Bridge, StoredArray, str], object]
 """(bridge, array, device) -> the framework's view that holds the array's numbers."""
 
@@ -50,7 +50,7 @@ def swapped(first: int, second: int) -> Lay:
     return lay
 
 
-def widened(bridge: Bridge, array: StoredArray, device: str) -> Any:
+def widened(bridge: Bridge, array: StoredArray, device: str) -> object:
     """The middle third of wider rows, as q, k or v of a fused projection."""
     width = array.shape[-1]
     buffer = _gaps((*array.shape[:-1], 3 * width), array)
@@ -72,7 +72,7 @@ def every_other(axis: int) -> Lay:
     return lay
 
 
-def offset(bridge: Bridge, array: StoredArray, device: str) -> Any:
+def offset(bridge: Bridge, array: StoredArray, device: str) -> object:
     """Contiguous, from the second element of its memory on."""
     buffer = np.concatenate([_gaps((1,), array), array.reshape(-1), _gaps((1,), array)])
     return bridge.to_native(buffer, device)[1 : 1 + array.size].reshape(array.shape)

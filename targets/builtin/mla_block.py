@@ -12,12 +12,12 @@ float64) and stored in the inputs' dtype; norms, angles and rotations are evalua
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as rules
 from targets.builtin.mla_torch import _product, mla_absorbed, mla_materialised
 from targets.calling.declare import declare
@@ -52,7 +52,7 @@ class Settings:
     eps: float = 1e-6
     form: str = "materialised"
     layout: str = "half"
-    scaling: Mapping[str, Any] | None = None
+    scaling: RopeParameters | None = None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -129,7 +129,7 @@ def mla_block(
     eps: float = 1e-6,
     form: str = "materialised",
     layout: str = "half",
-    scaling: Mapping[str, Any] | None = None,
+    scaling: RopeParameters | None = None,
 ) -> Tensor:
     """Prefill: x [B, S, E], positions int64 [S] or [B, S] -> y [B, S, E], causal; weights as in `Weights`.
 

@@ -6,20 +6,18 @@ theta [d/2]; NotImplementedError for what is no rule here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil, floor, log, pi, sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.formats import StoredArray
+from oracle.ops.rope.parameters import RopeParameters
 
-Parameters = Mapping[str, Any]
 Floats = NDArray[np.float64]
 
 
-def frequencies(base: float, d: int, scaling: Parameters | None, length: int) -> Floats:
+def frequencies(base: float, d: int, scaling: RopeParameters | None, length: int) -> Floats:
     """theta [d/2] for a sequence of `length`."""
     exponent = np.arange(0, d, 2) / d
     rule = "default" if scaling is None else scaling["rope_type"]
@@ -40,7 +38,7 @@ def frequencies(base: float, d: int, scaling: Parameters | None, length: int) ->
     return np.asarray(theta * (1 - slowed * (1 - 1 / _factor(scaling))))
 
 
-def _kept(theta: Floats, base: float, scaling: Parameters) -> Floats:
+def _kept(theta: Floats, base: float, scaling: RopeParameters) -> Floats:
     """How much of each frequency stays as it is."""
     trained = scaling["original_max_position_embeddings"]
     if scaling["rope_type"] == "llama3":
@@ -59,14 +57,14 @@ def _kept(theta: Floats, base: float, scaling: Parameters) -> Floats:
     return np.asarray(1 - np.clip((np.arange(half) - first) / width, 0, 1))
 
 
-def _factor(scaling: Parameters) -> float:
+def _factor(scaling: RopeParameters) -> float:
     given = scaling.get("factor")
     if given is None:
         given = scaling["max_position_embeddings"] / scaling["original_max_position_embeddings"]
     return float(given)
 
 
-def magnitude(scaling: Parameters | None) -> float:
+def magnitude(scaling: RopeParameters | None) -> float:
     """What cos and sin are multiplied by."""
     if scaling is None or scaling["rope_type"] not in ("yarn", "longrope"):
         return 1.0
@@ -83,7 +81,7 @@ def magnitude(scaling: Parameters | None) -> float:
     return float((1 + one * growth / 10) / (1 + every * growth / 10))
 
 
-def length_of(positions: StoredArray, scaling: Parameters | None) -> int:
+def length_of(positions: StoredArray, scaling: RopeParameters | None) -> int:
     """Length of the sequence: as stated, or by the largest position of the call."""
     given = "call" if scaling is None else scaling.get("seq_len", "call")
     if given == "sequence":
@@ -91,7 +89,7 @@ def length_of(positions: StoredArray, scaling: Parameters | None) -> int:
     return int(np.max(positions)) + 1 if given == "call" else int(given)
 
 
-def by_pair(positions: NDArray[np.int64], scaling: Parameters | None) -> NDArray[np.int64]:
+def by_pair(positions: NDArray[np.int64], scaling: RopeParameters | None) -> NDArray[np.int64]:
     """Positions [..., S] as [..., S, 1]; with sections [3, ..., S] as [..., S, d/2], each pair's own."""
     if scaling is None or scaling.get("mrope_section") is None:
         return np.asarray(positions)[..., None]

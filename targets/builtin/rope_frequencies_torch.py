@@ -8,13 +8,11 @@ al., arXiv 2306.15595), dynamic NTK, YaRN (Peng et al., arXiv 2309.00071), Llama
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-Parameters = Mapping[str, Any]
+from oracle.ops.rope.parameters import RopeParameters
 
 
 def plain(base: float, dim: int, dtype: torch.dtype) -> Tensor:
@@ -23,11 +21,11 @@ def plain(base: float, dim: int, dtype: torch.dtype) -> Tensor:
     return powers.reciprocal()
 
 
-def kind_of(scaling: Parameters | None) -> str:
+def kind_of(scaling: RopeParameters | None) -> str:
     return "default" if scaling is None else str(scaling["rope_type"])
 
 
-def frequencies(base: float, dim: int, scaling: Parameters | None, length: int, dtype: torch.dtype) -> Tensor:
+def frequencies(base: float, dim: int, scaling: RopeParameters | None, length: int, dtype: torch.dtype) -> Tensor:
     """`[dim/2]`, scaled; `length` is that of the sequence."""
     if scaling is None:
         return plain(base, dim, dtype)
@@ -57,7 +55,7 @@ def blend(frequency: Tensor, share: Tensor, factor: float) -> Tensor:
     return (1 - share) * (frequency / factor) + share * frequency
 
 
-def dynamic_base(base: float, dim: int, scaling: Parameters, length: int) -> float:
+def dynamic_base(base: float, dim: int, scaling: RopeParameters, length: int) -> float:
     trained, factor = scaling["max_position_embeddings"], scaling["factor"]
     ratio = factor * max(length, trained) / trained - (factor - 1)
     return float(base * ratio ** (dim / (dim - 2)))
@@ -69,7 +67,7 @@ def share_by_rotations(frequency: Tensor, trained: int, low: float, high: float)
     return ((rotations - low) / (high - low)).clamp(0, 1)
 
 
-def yarn_share(frequency: Tensor, base: float, dim: int, scaling: Parameters) -> Tensor:
+def yarn_share(frequency: Tensor, base: float, dim: int, scaling: RopeParameters) -> Tensor:
     trained = scaling["original_max_position_embeddings"]
     fast, slow = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
     if scaling.get("ramp", "dimension") == "rotations":
@@ -84,7 +82,7 @@ def yarn_share(frequency: Tensor, base: float, dim: int, scaling: Parameters) ->
     return 1 - ((pairs - low) / (high - low)).clamp(0, 1)
 
 
-def factor_of(scaling: Parameters) -> float:
+def factor_of(scaling: RopeParameters) -> float:
     """The stated factor, or that of the two lengths."""
     given = scaling.get("factor")
     if given is not None:
@@ -92,7 +90,7 @@ def factor_of(scaling: Parameters) -> float:
     return float(scaling["max_position_embeddings"] / scaling["original_max_position_embeddings"])
 
 
-def magnitude(scaling: Parameters | None) -> float:
+def magnitude(scaling: RopeParameters | None) -> float:
     """What multiplies cos and sin."""
     if scaling is None or kind_of(scaling) not in ("yarn", "longrope"):
         return 1.0
@@ -111,7 +109,7 @@ def magnitude(scaling: Parameters | None) -> float:
     return tempered(factor_of(scaling), float(one)) / tempered(factor_of(scaling), float(all_dim))
 
 
-def softmax_factor(scaling: Parameters | None) -> float:
+def softmax_factor(scaling: RopeParameters | None) -> float:
     """What DeepSeek's attention multiplies its softmax scale by."""
     if scaling is None or not scaling.get("mscale_all_dim"):
         return 1.0
@@ -122,7 +120,7 @@ def tempered(factor: float, m: float) -> float:
     return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
 
 
-def length_of(positions: Tensor, scaling: Parameters | None) -> int:
+def length_of(positions: Tensor, scaling: RopeParameters | None) -> int:
     """The length of the sequence: stated, or one more than the largest position of the call."""
     if kind_of(scaling) not in ("dynamic", "longrope") or scaling is None:
         return 0
@@ -132,7 +130,7 @@ def length_of(positions: Tensor, scaling: Parameters | None) -> int:
     return int(positions.max()) + 1 if given == "call" else int(given)
 
 
-def sections(scaling: Parameters | None) -> tuple[int, int, int] | None:
+def sections(scaling: RopeParameters | None) -> tuple[int, int, int] | None:
     given = None if scaling is None else scaling.get("mrope_section")
     return None if given is None else (given[0], given[1], given[2])
 
@@ -147,7 +145,7 @@ def axes(parts: tuple[int, int, int], interleaved: bool) -> Tensor:
     return axis
 
 
-def angles(positions: Tensor, frequency: Tensor, scaling: Parameters | None) -> Tensor:
+def angles(positions: Tensor, frequency: Tensor, scaling: RopeParameters | None) -> Tensor:
     """`[..., S, dim/2]` of positions `[..., S]`, or `[3, ..., S]` where there are sections."""
     parts = sections(scaling)
     angle = positions[..., None].to(frequency.dtype) * frequency

@@ -8,13 +8,11 @@ angle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.formats import Float64Array, StoredArray
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin.rope_frequencies import by_pair, frequencies, length_of, magnitude
 from targets.calling.declare import declare
 
@@ -31,11 +29,11 @@ def turn(x: StoredArray, angle: Float64Array, size: float) -> StoredArray:
     return out.astype(x.dtype)
 
 
-def angles(positions: NDArray[np.int64], width: int, base: float, scaling: Mapping[str, object] | None) -> Float64Array:
+def angles(positions: NDArray[np.int64], width: int, base: float, scaling: RopeParameters | None) -> Float64Array:
     """[S, width/2] or [B, S, width/2]: position times frequency, in radians."""
     if scaling is not None and scaling.get("seq_len") == "sequence":
         # Each sequence as a call of its own.
-        own = {**scaling, "seq_len": "call"}
+        own: RopeParameters = {**scaling, "seq_len": "call"}
         by_axis = scaling.get("mrope_section") is not None
         if positions.ndim == 1 + by_axis:
             return angles(positions, width, base, own)
@@ -50,7 +48,7 @@ def rope(
     *,
     base: float = 10000.0,
     layout: str = "interleaved",
-    scaling: Mapping[str, Any] | None = None,
+    scaling: RopeParameters | None = None,
 ) -> StoredArray:
     """x [B, H, S, D], positions int64 [S] or [B, S] -> [B, H, S, D] in x's dtype. ValueError for another layout.
 
@@ -67,7 +65,7 @@ def rope_backward(
     *,
     base: float = 10000.0,
     layout: str = "interleaved",
-    scaling: Mapping[str, Any] | None = None,
+    scaling: RopeParameters | None = None,
 ) -> StoredArray:
     """The gradient dx [B, H, S, D] for dy. ValueError for another layout."""
     if layout != "interleaved":

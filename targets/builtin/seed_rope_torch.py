@@ -7,11 +7,9 @@ GPT-NeoX and Llama code does when its tables stay in float32. Written from the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as scaled
 from targets.calling.declare import declare
 
@@ -19,7 +17,7 @@ Tensor = torch.Tensor
 
 
 def table(
-    positions: Tensor, width: int, base: float, scaling: Mapping[str, Any] | None, device: torch.device
+    positions: Tensor, width: int, base: float, scaling: RopeParameters | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """cos and sin `[S, width]` or `[B, 1, S, width]`, each half the same, times the magnitude."""
     length = scaled.length_of(positions, scaling)
@@ -47,7 +45,7 @@ def rope(
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
-    scaling: Mapping[str, Any] | None = None,
+    scaling: RopeParameters | None = None,
 ) -> Tensor:
     """x [B, H, S, D], positions int64 [S] or [B, S] (of three axes: [3, S] or [3, B, S]) -> [B, H, S, D].
 
@@ -66,7 +64,7 @@ def rope_backward(
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
-    scaling: Mapping[str, Any] | None = None,
+    scaling: RopeParameters | None = None,
 ) -> Tensor:
     """The gradient dx [B, H, S, D] for dy: rotated back."""
     if layout != "half":

@@ -309,7 +309,7 @@ def _is_unasked_lse(target: Target, value: Any, out: Any) -> bool:
     return len(shapes[1]) > 0 and shapes[0] == shapes[1][:-1]
 
 
-def _unchanged(bridge: frameworks.Bridge, tensor: Any, before: StoredArray) -> bool:
+def _unchanged(bridge: frameworks.Bridge[Any], tensor: Any, before: StoredArray) -> bool:
     try:
         after = bridge.to_numpy(tensor)
     except Exception:

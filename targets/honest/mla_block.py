@@ -5,13 +5,14 @@ x `[B, S, E]`, positions `[S]` or `[B, S]`, w_dkv `[d_c, E]`, w_uk `[H, d_h, d_c
 Projections, norms, rotated rows and the heads' outputs are stored in the input dtype; the core keeps float32 but for P.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import mla
 from targets.honest.describe import ALL, describe
@@ -19,7 +20,6 @@ from targets.honest.gqa_block import linear
 from targets.honest.softmax import widen
 
 Core = Callable[..., Any]
-Parameters = Mapping[str, Any]
 Rotate = Callable[..., Tensor]
 """Rows, their positions and `Turn` to rotated rows."""
 
@@ -38,7 +38,7 @@ class Turn:
 
     base: float
     layout: str
-    scaling: Parameters | None
+    scaling: RopeParameters | None
 
 
 def rotate(x: Tensor, positions: Tensor, how: Turn) -> Tensor:
@@ -57,7 +57,7 @@ def rotate(x: Tensor, positions: Tensor, how: Turn) -> Tensor:
     return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2).to(x.dtype)
 
 
-def scale_of(given: float | None, content: int, rotary: int, scaling: Parameters | None) -> float:
+def scale_of(given: float | None, content: int, rotary: int, scaling: RopeParameters | None) -> float:
     """The given scale, or 1/sqrt(d_h + d_r) times what DeepSeek's code multiplies it by."""
     return float((content + rotary) ** -0.5 * rules.softmax_factor(scaling)) if given is None else given
 
@@ -95,7 +95,7 @@ class Steps:
     core: Core = mla.materialised
     rotate_key: Rotate = rotate
     rotate_query: Rotate = rotate
-    scale: Callable[[float | None, int, int, Parameters | None], float] = scale_of
+    scale: Callable[[float | None, int, int, RopeParameters | None], float] = scale_of
     normalise: Callable[[Tensor, Tensor | None, float], Tensor] = normalise
     keep: Callable[[Tensor], Tensor] = as_stored
 
@@ -107,7 +107,7 @@ def block(steps: Steps, *, contract: dict[str, object], dtypes: tuple[str, ...] 
     def mla_block(
         x: Tensor, positions: Tensor, w_dkv: Tensor, w_uk: Tensor, w_uv: Tensor, w_kr: Tensor, w_dq: Tensor,
         w_uq: Tensor, w_qr: Tensor, w_o: Tensor, *, base: float = 10000.0, layout: str = "half",
-        scaling: Parameters | None = None, scale: float | None = None,
+        scaling: RopeParameters | None = None, scale: float | None = None,
         norm_kv: Tensor | None = None, norm_q: Tensor | None = None, eps: float = 1e-6,
     ) -> Tensor:  # fmt: skip
         how = Turn(base, layout, scaling)

@@ -8,18 +8,17 @@ for float64 inputs), the output is rounded once: the contract `fp32_angle`. Rais
 layout. Scaled frequencies: `targets.builtin.rope_frequencies_torch`. The gradient is the rotation with sin negated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as rules
 from targets.honest.describe import ALL, UP_TO_32_BITS, describe
 
 LAYOUTS = ("half", "interleaved")
-Parameters = Mapping[str, Any]
 
 
 def width(given: int | None, head_dim: int) -> int:
@@ -69,10 +68,10 @@ class Steps:
 
     width: Callable[[int | None, int], int] = width
     frequencies: Callable[[float, int, int, torch.dtype], Tensor] = frequencies
-    scaled: Callable[[float, int, Parameters, int, torch.dtype], Tensor] = rules.frequencies
-    length: Callable[[Tensor, Parameters | None], int] = rules.length_of
-    magnitude: Callable[[Parameters | None], float] = rules.magnitude
-    by_axis: Callable[[Tensor, Tensor, Parameters], Tensor] = rules.angles
+    scaled: Callable[[float, int, RopeParameters, int, torch.dtype], Tensor] = rules.frequencies
+    length: Callable[[Tensor, RopeParameters | None], int] = rules.length_of
+    magnitude: Callable[[RopeParameters | None], float] = rules.magnitude
+    by_axis: Callable[[Tensor, Tensor, RopeParameters], Tensor] = rules.angles
     backward: Callable[[Tensor], Tensor] = torch.neg
     angles: Callable[[Tensor, Tensor], Tensor] = angles
     table: Callable[[Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = table
@@ -105,7 +104,7 @@ def table_of(
     base: float,
     dim: int,
     head_dim: int,
-    scaling: Parameters | None,
+    scaling: RopeParameters | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """cos and sin `[S, dim/2]` or `[B, 1, S, dim/2]`, times the magnitude."""
@@ -136,7 +135,7 @@ def kernel(
         base: float = 10000.0,
         layout: str = "half",
         rotary_dim: int | None = None,
-        scaling: Parameters | None = None,
+        scaling: RopeParameters | None = None,
     ) -> Tensor:
         dim = steps.width(rotary_dim, x.shape[-1])
         cos, sin = table_of(steps, positions, base=base, dim=dim, head_dim=x.shape[-1], scaling=scaling, dtype=x.dtype)
@@ -161,7 +160,7 @@ def gradient(
         base: float = 10000.0,
         layout: str = "half",
         rotary_dim: int | None = None,
-        scaling: Parameters | None = None,
+        scaling: RopeParameters | None = None,
     ) -> Tensor:
         dim = steps.width(rotary_dim, dy.shape[-1])
         cos, sin = table_of(

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as frequencies_torch
 from targets.honest import rope
-from targets.honest.rope import Parameters, Steps, gradient, kernel
+from targets.honest.rope import Steps, gradient, kernel
 
 
 def frequencies_in_fp64(base: float, dim: int, head_dim: int, dtype: torch.dtype) -> Tensor:
@@ -23,7 +24,7 @@ def rotate_as_complex(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -
     return turned.real, turned.imag
 
 
-def scaled_in_fp64(base: float, dim: int, scaling: Parameters, length: int, dtype: torch.dtype) -> Tensor:
+def scaled_in_fp64(base: float, dim: int, scaling: RopeParameters, length: int, dtype: torch.dtype) -> Tensor:
     return frequencies_torch.frequencies(base, dim, scaling, length, torch.float64)
 
 
@@ -33,7 +34,7 @@ def frequencies_by_exp(base: float, dim: int, head_dim: int, dtype: torch.dtype)
     return torch.exp(-(t * torch.log(torch.tensor(base, dtype=dtype))))
 
 
-def scaled_once(base: float, dim: int, scaling: Parameters, length: int, dtype: torch.dtype) -> Tensor:
+def scaled_once(base: float, dim: int, scaling: RopeParameters, length: int, dtype: torch.dtype) -> Tensor:
     """Frequencies in float64, rounded once: a table of them made on the host."""
     return scaled_in_fp64(base, dim, scaling, length, dtype).to(dtype)
 
@@ -47,7 +48,7 @@ def negated_angle(positions: Tensor, frequency: Tensor) -> Tensor:
     return rope.angles(-positions, frequency)
 
 
-def negated_axes(positions: Tensor, frequency: Tensor, scaling: Parameters) -> Tensor:
+def negated_axes(positions: Tensor, frequency: Tensor, scaling: RopeParameters) -> Tensor:
     return frequencies_torch.angles(-positions, frequency, scaling)
 
 

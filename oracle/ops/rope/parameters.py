@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import isfinite
-from typing import Any
+from typing import Any, TypedDict
 
 from oracle.ops.rope.scaling import PLAIN, Magnitude, Scaling, axes, has_ramp
 
@@ -65,7 +65,33 @@ MSCALE_RULES = ("transformers", "deepseek")
 SEQ_LENS = ("call", "sequence")
 
 
-def read_scaling(given: Any, *, base: float, dim: int, rotary_dim: int) -> Scaling:
+class RopeParameters(TypedDict, total=False):
+    """Valid parameters, as kernels read them; which of them a rope_type needs and knows: `REQUIRED`, `OPTIONAL`."""
+
+    rope_type: str
+    rope_theta: float
+    partial_rotary_factor: float
+    mrope_section: Sequence[int]
+    mrope_interleaved: bool
+    factor: float
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    seq_len: int | str
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    attention_factor: float
+    mscale: float
+    mscale_all_dim: float
+    ramp: str
+    mscale_rule: str
+    low_freq_factor: float
+    high_freq_factor: float
+    short_factor: Sequence[float]
+    long_factor: Sequence[float]
+
+
+def read_scaling(given: object, *, base: float, dim: int, rotary_dim: int) -> Scaling:
     """The parameters in ``given`` (None: no scaling). ValueError, naming key and value, for what does not fit."""
     if given is None:
         return PLAIN

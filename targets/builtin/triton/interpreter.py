@@ -40,6 +40,8 @@ never silently wrong.
 call: errors measured here are not GPU errors.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import warnings
@@ -47,12 +49,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from oracle.formats import FloatArray
+from oracle.formats import FloatArray, StoredArray
+
+if TYPE_CHECKING:
+    import triton.language as tl
+    from triton._C.libtriton.ir import ROUNDING_MODE
+    from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+    from triton.runtime.jit import JITFunction
+
+    Method = Callable[..., object]
 
 FIRST_VERSION, LAST_VERSION = (3, 6), (3, 9)
 
@@ -71,7 +81,7 @@ def prepare_environment() -> None:
 
 
 def launch(
-    kernel: Any,
+    kernel: JITFunction[...],
     grid: tuple[int, ...],
     arguments: Mapping[str, Any],
     *,
@@ -106,7 +116,7 @@ def launch(
 
 
 @cache
-def _interpreted(function: Any) -> Any:
+def _interpreted(function: FunctionType) -> InterpretedFunction:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
@@ -180,14 +190,14 @@ def repaired_bf16() -> Iterator[None]:
             raise NotImplementedError(f"bf16 in the interpreter of Triton {triton.__version__}: self-check failed")
         yield
     finally:
-        for owner, name, function in originals:
-            if function is None:
+        for owner, name, original in originals:
+            if original is None:
                 delattr(owner, name)
             else:
-                setattr(owner, name, function)
+                setattr(owner, name, original)
 
 
-def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
+def _replacements() -> list[tuple[type, str, Callable[..., object]]]:
     """(class, method name, repaired method); each falls through to the original where no bfloat16 occurs."""
     import triton.language as tl
     from triton.runtime import interpreter as it
@@ -200,16 +210,18 @@ def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
     ternary, fma, dot = builder.ternary_op, builder.create_fma, builder.create_dot
     total, extreme, cumsum, cumprod = reduce.sum, reduce.min_max, scan.cumsum, scan.cumprod
 
-    def is_bf16(*operands: Any) -> bool:
+    def is_bf16(*operands: TensorHandle | tl.tensor) -> bool:
         return any(getattr(operand.dtype, "scalar", operand.dtype) == bf16 for operand in operands)
 
-    def values(operand: Any) -> Any:
+    def values(operand: TensorHandle) -> StoredArray:
         return widen(operand.data) if is_bf16(operand) else operand.data
 
-    def get_bf16(self: Any, value: float) -> Any:  # constants; before 3.9 the interpreter has no such method
+    def get_bf16(
+        self: InterpreterBuilder, value: float
+    ) -> TensorHandle:  # constants; before 3.9 the interpreter has no such method
         return handle(narrow(np.array([value], np.float32)), bf16)
 
-    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+    def cast_impl(self: InterpreterBuilder, source: TensorHandle, target: tl.dtype) -> TensorHandle:
         kinds = (source.dtype.scalar, target.scalar)
         if bf16 not in kinds or kinds[0] == kinds[1]:
             return cast(self, source, target)
@@ -219,44 +231,52 @@ def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
             return handle(narrow(source.data), bf16)
         return handle(widen(source.data).astype(it._get_np_dtype(target)), kinds[1])
 
-    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+    def create_fp_to_fp(
+        self: InterpreterBuilder, source: TensorHandle, target: tl.dtype, rounding: ROUNDING_MODE | None
+    ) -> TensorHandle:
         if bf16 not in (source.dtype.scalar, target.scalar):
             return to_float(self, source, target, rounding)
         if rounding not in (None, it._ir.ROUNDING_MODE.RTNE):
             raise NotImplementedError(f"rounding mode {rounding} to bfloat16 in the interpreter")
         return cast_impl(self, source, target)
 
-    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+    def binary_op(self: InterpreterBuilder, lhs: TensorHandle, rhs: TensorHandle, op: np.ufunc) -> TensorHandle:
         if not is_bf16(lhs, rhs):
             return binary(self, lhs, rhs, op)
         result = op(values(lhs), values(rhs))
         # A comparison's truth values must not be labelled bfloat16: a cast would take them for patterns.
         return handle(result, tl.int1) if result.dtype == np.bool_ else handle(narrow(result), bf16)
 
-    def unary_op(self: Any, arg: Any, op: Any) -> Any:
+    def unary_op(self: InterpreterBuilder, arg: TensorHandle, op: np.ufunc) -> TensorHandle:
         return handle(narrow(op(values(arg))), bf16) if is_bf16(arg) else unary(self, arg, op)
 
-    def ternary_op(self: Any, x: Any, y: Any, z: Any, op: Any) -> Any:
+    def ternary_op(
+        self: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle, op: Callable[..., StoredArray]
+    ) -> TensorHandle:
         if not is_bf16(z) or op is np.where:  # a selection moves patterns
             return ternary(self, x, y, z, op)
         return handle(narrow(op(values(x), values(y), values(z))), bf16)
 
-    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+    def create_fma(self: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
         return handle(fused_multiply_add(x.data, y.data, z.data), bf16) if is_bf16(z) else fma(self, x, y, z)
 
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+    def create_dot(
+        self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *options: object
+    ) -> TensorHandle:
         if is_bf16(d):
             raise NotImplementedError("a bfloat16 accumulator in the interpreter")
         a, b = (handle(values(side), tl.float32) if is_bf16(side) else side for side in (a, b))
         return dot(self, a, b, d, *options)
 
-    def reduce_sum(self: Any, tensor: Any) -> Any:
+    def reduce_sum(self: ReduceOps, tensor: tl.tensor) -> tl.tensor:
         if not is_bf16(tensor):
             return total(self, tensor)
         wide = widen(tensor.handle.data)
         return self.to_tensor(narrow(np.sum(wide, axis=self.axis, keepdims=self.keep_dims)), bf16)
 
-    def min_max(self: Any, tensor: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+    def min_max(
+        self: ReduceOps, tensor: tl.tensor, val_reduce_op: np.ufunc, idx_reduce_op: np.ufunc | None = None
+    ) -> tl.tensor:
         tensor = tensor[0] if isinstance(tensor, tuple) else tensor
         if not is_bf16(tensor):
             return extreme(self, tensor, val_reduce_op, idx_reduce_op)
@@ -267,16 +287,16 @@ def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
             found.append(self.to_tensor(idx_reduce_op(wide, **options), tl.int32))
         return found[0] if len(found) == 1 else tuple(found)
 
-    def running(original: Any, op: Any) -> Callable[..., Any]:
-        def method(self: Any, tensor: Any) -> Any:
+    def running(original: Method, op: Callable[..., StoredArray]) -> Method:
+        def method(self: ScanOps, tensor: tl.tensor) -> object:
             if not is_bf16(tensor):
                 return original(self, tensor)
             return [self.to_tensor(narrow(op(widen(tensor.handle.data), axis=self.axis)), bf16)]
 
         return method
 
-    def refusing(original: Any, what: str) -> Callable[..., Any]:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def refusing(original: Method, what: str) -> Method:
+        def method(self: InterpreterBuilder, *args: object, **kwargs: object) -> object:
             if is_bf16(*(arg for arg in args if isinstance(arg, handle) and not arg.dtype.is_ptr())):
                 raise NotImplementedError(f"{what} on bfloat16 in the interpreter")
             return original(self, *args, **kwargs)
@@ -303,7 +323,7 @@ def _self_check() -> bool:
     import triton.language as tl
     from triton.runtime import interpreter as it
 
-    def bf16(value: float) -> Any:
+    def bf16(value: float) -> TensorHandle:
         return it.TensorHandle(narrow(np.full((1, 1), value)), tl.bfloat16)
 
     b, zero = it.interpreter_builder, it.TensorHandle(np.zeros((1, 1), np.float32), tl.float32)

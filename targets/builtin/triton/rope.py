@@ -10,12 +10,11 @@ NotImplemented. `rope_backward` is the same kernel with the sign of sin changed.
 On a GPU cos and sin come from CUDA's libdevice, which reduces large arguments properly.
 """
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies
 from targets.builtin.rope_frequencies import length_of, magnitude
 from targets.builtin.triton.interpreter import launch
@@ -76,7 +75,7 @@ def rope(
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
-    scaling: Mapping[str, object] | None = None,
+    scaling: RopeParameters | None = None,
 ) -> torch.Tensor:
     """Rotate the first `rotary_dim` entries of every row of x by its position.
 
@@ -98,7 +97,7 @@ def rope_backward(
     base: float = 10000.0,
     layout: str = "half",
     rotary_dim: int | None = None,
-    scaling: Mapping[str, object] | None = None,
+    scaling: RopeParameters | None = None,
 ) -> torch.Tensor:
     """The gradient dx of `rope` for dy [B, H, S, D]: rotated back. Raises as `rope` does."""
     return turn(dy, positions, base=base, layout=layout, rotary_dim=rotary_dim, scaling=scaling, sign=-1.0)
@@ -111,7 +110,7 @@ def turn(
     base: float,
     layout: str,
     rotary_dim: int | None,
-    scaling: Mapping[str, object] | None,
+    scaling: RopeParameters | None,
     sign: float,
 ) -> torch.Tensor:
     """`rope`, with sin times ``sign``."""
@@ -151,7 +150,7 @@ def turn(
 
 
 def frequencies(
-    rotary_dim: int, base: float, *, scaling: Mapping[str, object] | None = None, length: int = 0
+    rotary_dim: int, base: float, *, scaling: RopeParameters | None = None, length: int = 0
 ) -> torch.Tensor:
     """base^(-2i/rotary_dim), scaled, float32 [rotary_dim/2], each rounded once from float64."""
     return torch.from_numpy(rope_frequencies.frequencies(base, rotary_dim, scaling, length)).to(torch.float32)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import mla
-from targets.honest.mla_block import ABSORBED, MATERIALISED, Parameters, Steps, Turn, block, rotate, scale_of
+from targets.honest.mla_block import ABSORBED, MATERIALISED, Steps, Turn, block, rotate, scale_of
 from targets.honest.softmax import widen
 from targets.mutants.blocks.inputs import YARN, mla_rows
 from targets.mutants.mutant import mutant
@@ -65,7 +66,7 @@ mla_block_eps_outside_the_root = mutant(
 )(block(Steps(normalise=outside), contract=MATERIALISED))
 
 
-def of_content(given: float | None, content: int, rotary: int, scaling: Parameters | None) -> float:
+def of_content(given: float | None, content: int, rotary: int, scaling: RopeParameters | None) -> float:
     return scale_of(given, content, 0, scaling)
 
 
@@ -102,7 +103,7 @@ mla_block_magnitude_ignored = mutant(
 )(block(Steps(rotate_key=of_unit_length, rotate_query=of_unit_length), contract=ABSORBED))
 
 
-def once(given: float | None, content: int, rotary: int, scaling: Parameters | None) -> float:
+def once(given: float | None, content: int, rotary: int, scaling: RopeParameters | None) -> float:
     whole = scale_of(given, content, rotary, scaling)
     return whole if given is not None else whole / float(rules.softmax_factor(scaling) ** 0.5)
 

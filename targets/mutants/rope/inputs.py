@@ -1,10 +1,10 @@
 """Smallest inputs of the rotary embedding: one token."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.mutants.mutant import Arguments, Builder, Row
 
 
@@ -17,7 +17,7 @@ def one_token(x: Row, position: int, **more: Any) -> Builder:
     }
 
 
-def by_axis(x: Row, scaling: Mapping[str, Any]) -> Builder:
+def by_axis(x: Row, scaling: RopeParameters) -> Builder:
     """One token at time 0, height 1, width 2."""
     positions = torch.tensor([[0], [1], [2]])
     return lambda dtype: {"x": torch.tensor([[[x]]], dtype=dtype), "positions": positions, "scaling": scaling}

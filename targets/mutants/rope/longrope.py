@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 from targets.mutants.mutant import mutant
 from targets.mutants.rope.inputs import LONG, one_token
 
 
-def short(base: float, dim: int, scaling: honest.Parameters, length: int, dtype: torch.dtype) -> Tensor:
+def short(base: float, dim: int, scaling: RopeParameters, length: int, dtype: torch.dtype) -> Tensor:
     return rules.frequencies(base, dim, scaling, length if scaling["rope_type"] == "dynamic" else 0, dtype)
 
 
@@ -21,7 +22,7 @@ rope_longrope_short_always = mutant(
 )(honest.kernel(honest.Steps(scaled=short)))
 
 
-def long(positions: Tensor, scaling: honest.Parameters | None) -> int:
+def long(positions: Tensor, scaling: RopeParameters | None) -> int:
     if scaling is None or scaling["rope_type"] != "longrope":
         return rules.length_of(positions, scaling)
     return int(scaling["original_max_position_embeddings"]) * 32
@@ -36,7 +37,7 @@ rope_longrope_long_always = mutant(
 )(honest.kernel(honest.Steps(length=long)))
 
 
-def counted_from_one(positions: Tensor, scaling: honest.Parameters | None) -> int:
+def counted_from_one(positions: Tensor, scaling: RopeParameters | None) -> int:
     length = rules.length_of(positions, scaling)
     return length + 1 if scaling is not None and scaling["rope_type"] == "longrope" else length
 

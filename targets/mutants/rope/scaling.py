@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 from targets.mutants.mutant import mutant
 from targets.mutants.rope.inputs import YARN, one_token, yarn
 
 
-def multiplied(base: float, dim: int, scaling: honest.Parameters, length: int, dtype: torch.dtype) -> Tensor:
+def multiplied(base: float, dim: int, scaling: RopeParameters, length: int, dtype: torch.dtype) -> Tensor:
     if scaling["rope_type"] != "linear":
         return rules.frequencies(base, dim, scaling, length, dtype)
     return rules.plain(base, dim, dtype) * float(scaling["factor"])
@@ -23,7 +24,7 @@ rope_linear_multiplies = mutant(
 )(honest.kernel(honest.Steps(scaled=multiplied)))
 
 
-def longest(positions: Tensor, scaling: honest.Parameters | None) -> int:
+def longest(positions: Tensor, scaling: RopeParameters | None) -> int:
     if scaling is None or scaling["rope_type"] != "dynamic":
         return rules.length_of(positions, scaling)
     return int(scaling["factor"] * scaling["max_position_embeddings"])
@@ -41,7 +42,7 @@ rope_dynamic_constant = mutant(
 LONGEST: dict[tuple[float, int], int] = {}
 
 
-def kept(positions: Tensor, scaling: honest.Parameters | None) -> int:
+def kept(positions: Tensor, scaling: RopeParameters | None) -> int:
     length = rules.length_of(positions, scaling)
     if scaling is None or scaling["rope_type"] != "dynamic":
         return length
@@ -59,7 +60,7 @@ rope_dynamic_keeps_longest = mutant(
 )(honest.kernel(honest.Steps(length=kept)))
 
 
-def stepped(base: float, dim: int, scaling: honest.Parameters, length: int, dtype: torch.dtype) -> Tensor:
+def stepped(base: float, dim: int, scaling: RopeParameters, length: int, dtype: torch.dtype) -> Tensor:
     if scaling["rope_type"] != "llama3":
         return rules.frequencies(base, dim, scaling, length, dtype)
     frequency = rules.plain(base, dim, dtype)
@@ -87,7 +88,7 @@ rope_llama3_without_smoothing = mutant(
 )(honest.kernel(honest.Steps(scaled=stepped)))
 
 
-def reversed_ramp(base: float, dim: int, scaling: honest.Parameters, length: int, dtype: torch.dtype) -> Tensor:
+def reversed_ramp(base: float, dim: int, scaling: RopeParameters, length: int, dtype: torch.dtype) -> Tensor:
     if scaling["rope_type"] != "yarn":
         return rules.frequencies(base, dim, scaling, length, dtype)
     frequency = rules.plain(base, dim, dtype)
@@ -103,7 +104,7 @@ rope_ramp_reversed = mutant(
 )(honest.kernel(honest.Steps(scaled=reversed_ramp)))
 
 
-def truncated(base: float, dim: int, scaling: honest.Parameters, length: int, dtype: torch.dtype) -> Tensor:
+def truncated(base: float, dim: int, scaling: RopeParameters, length: int, dtype: torch.dtype) -> Tensor:
     return rules.frequencies(base, dim, {**scaling, "truncate": True}, length, dtype)
 
 
@@ -132,8 +133,10 @@ rope_magnitude_squared = mutant(
 )(honest.kernel(honest.Steps(magnitude=lambda scaling: rules.magnitude(scaling) ** 2)))
 
 
-def derived(scaling: honest.Parameters | None) -> float:
-    known = None if scaling is None else {key: value for key, value in scaling.items() if key != "attention_factor"}
+def derived(scaling: RopeParameters | None) -> float:
+    known = None if scaling is None else scaling.copy()
+    if known is not None:
+        known.pop("attention_factor", None)
     return rules.magnitude(known)
 
 

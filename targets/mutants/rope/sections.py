@@ -2,13 +2,14 @@
 
 from torch import Tensor
 
+from oracle.ops.rope.parameters import RopeParameters
 from targets.builtin import rope_frequencies_torch as rules
 from targets.honest import rope as honest
 from targets.mutants.mutant import mutant
 from targets.mutants.rope.inputs import by_axis
 
 
-def swapped(positions: Tensor, frequency: Tensor, scaling: honest.Parameters) -> Tensor:
+def swapped(positions: Tensor, frequency: Tensor, scaling: RopeParameters) -> Tensor:
     return rules.angles(positions[[0, 2, 1]], frequency, scaling)
 
 
@@ -20,7 +21,7 @@ rope_sections_swapped = mutant(
 )(honest.kernel(honest.Steps(by_axis=swapped)))
 
 
-def in_runs(positions: Tensor, frequency: Tensor, scaling: honest.Parameters) -> Tensor:
+def in_runs(positions: Tensor, frequency: Tensor, scaling: RopeParameters) -> Tensor:
     return rules.angles(positions, frequency, {**scaling, "mrope_interleaved": False})
 
 
