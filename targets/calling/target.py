@@ -269,7 +269,7 @@ def _names(target: Target, case: Case, count: int) -> tuple[str, ...]:
     return present if count == len(present) else possible
 
 
-def _outputs(target: Target, case: Case, result: Any, bridge: frameworks.Bridge) -> dict[str, StoredArray]:
+def _outputs(target: Target, case: Case, result: Any, bridge: frameworks.Bridge[Any]) -> dict[str, StoredArray]:
     names = target.row.outputs
     if isinstance(result, Mapping):
         items = [(n, result[n]) for n in names if n in result]

@@ -108,7 +108,7 @@ def _masked_nan(name: str) -> Callable[[Asked], str | None]:
 
 _SEEN = np.array([[[[True, True, False], [True, True, True]]]])
 # Of two queries the first sees no key behind the second one, wherever causal rules and windows are aligned.
-_HIDE_THE_LAST_KEY: Mapping[str, Callable[[Format], Mapping[str, Any]]] = {
+_HIDE_THE_LAST_KEY: Mapping[str, Callable[[Format], Mapping[str, object]]] = {
     "masked_nan": lambda wide: {"attn_mask": _SEEN},
     "masked_nan_additive": lambda wide: {"attn_mask": wide.store(np.where(_SEEN, 0.0, -np.inf))},
     "masked_nan_causal": lambda wide: {"is_causal": True},
