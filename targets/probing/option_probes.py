@@ -7,6 +7,7 @@ tells, means by it stays unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,7 @@ def _masked_nan(name: str) -> Callable[[Asked], str | None]:
 
 _SEEN = np.array([[[[True, True, False], [True, True, True]]]])
 # Of two queries the first sees no key behind the second one, wherever causal rules and windows are aligned.
-_HIDE_THE_LAST_KEY: Mapping[str, Callable[[Format], Mapping[str, object]]] = {
+_HIDE_THE_LAST_KEY: Mapping[str, Callable[[Format], Mapping[str, Any]]] = {
     "masked_nan": lambda wide: {"attn_mask": _SEEN},
     "masked_nan_additive": lambda wide: {"attn_mask": wide.store(np.where(_SEEN, 0.0, -np.inf))},
     "masked_nan_causal": lambda wide: {"is_causal": True},
