@@ -20,6 +20,13 @@ Rows = NDArray[np.int64]
 Key = tuple[Any, ...]
 """What names a head, its index; of several that are evaluated at once (a *stack*) int64 [n] axis by axis."""
 T = TypeVar("T", bound=np.generic)
+CACHED = 2**15
+"""Pairs of rows and keys that are evaluated at once at most; a larger block is evaluated alone."""
+
+
+def at_once(pairs: int) -> int:
+    """How many blocks of so many pairs make a stack."""
+    return max(1, CACHED // max(1, pairs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,14 +50,14 @@ class Block:
     undefined: NDArray[np.bool_]
     visible: NDArray[np.bool_] | None = None
     patches: Mapping[str, Enclosure] = field(default_factory=dict)
-    at: tuple[int, ...] | None = None
+    at: Key | None = None
     outputs: tuple[str, ...] | None = None
     places: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     stack: tuple[Block, int] | None = None
     _parts: dict[str, Enclosure] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def index(self) -> tuple[int, ...]:
+    def index(self) -> Key:
         """Where the block stands in the leading dimensions of its outputs."""
         return self.key if self.at is None else self.at
 
@@ -93,10 +100,11 @@ class Block:
             replace(
                 self,
                 key=key,
-                values={name: _taken(value, place) for name, value in self.values.items()},
+                values={name: taken(value, place) for name, value in self.values.items()},
                 empty=self.empty[place],
                 undefined=self.undefined[place],
                 visible=None if self.visible is None else self.visible[place],
+                at=None if self.at is None else _index(self.at, place),
                 places={name: _index(index, place) for name, index in self.places.items()},
                 stack=(self, place),
             )
@@ -130,8 +138,8 @@ class Block:
         )
 
 
-def _taken(value: Any, place: int) -> Any:
-    """One head of a stack's value."""
+def taken(value: Any, place: Any) -> Any:
+    """One head of a stack's value, or the stack of those at ``place``."""
     if isinstance(value, Ball):
         rad, rel = (r if isinstance(r, float) or r.ndim < 3 else r[place] for r in (value.rad, value.rel))
         return Ball(value.mid[place], rad, rel)

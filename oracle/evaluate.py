@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from oracle.arithmetic.arb import arb_arithmetic
 from oracle.arithmetic.ball import BallArithmetic
 from oracle.arithmetic.base import Arithmetic
-from oracle.block import Block, Rows
+from oracle.block import Block, Rows, at_once
 from oracle.case import Case
 from oracle.enclosure import Enclosure
 from oracle.ops.op import Op
@@ -25,8 +25,6 @@ from oracle.ops.table import op_named
 from oracle.store.kept import current
 from oracle.store.keys import key_of
 
-CACHED = 2**15
-"""Pairs of rows and keys that are evaluated at once at most; a larger block is evaluated alone."""
 PRECISIONS = (128, 256, 512, 1024)
 """Precisions of arb, in bits, tried in turn before an element counts as UNDECIDED."""
 
@@ -102,7 +100,7 @@ def stacked(
     for _, same in groupby(asked, alike):
         (key, rows), *others = same
         keys = [key, *(other for other, _ in others)]
-        many = max(1, CACHED // max(1, len(rows) * op.width(case, key)))
+        many = at_once(len(rows) * op.width(case, key))
         for start in range(0, len(keys), many):
             yield keys[start : start + many], rows
 

@@ -85,7 +85,7 @@ def inner(
         normalise_first=order.normalise_first,
         output_stage=order.output_stage,
     )
-    some = np.asarray(visible.any(axis=1, keepdims=True))
+    some = np.asarray(visible.any(axis=-1, keepdims=True))
     total = ar.select(some, done.total, ar.rational(1, 1))
     p = ar.round(ar.where(visible, ar.div(done.weights, total)), "probabilities")
     dp = ar.round(ar.matmul(do, ar.transpose(v), "dp_accumulator"), "dp")

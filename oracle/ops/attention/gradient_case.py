@@ -8,14 +8,17 @@ query head, (DKV, b, kv) keys of one KV head (sums over its group), (DBIAS, ...)
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.arithmetic.ball import Ball
 from oracle.arithmetic.base import Arithmetic, V
 from oracle.arithmetic.rounded import RoundedArithmetic
-from oracle.block import Block, Rows
+from oracle.block import Block, Key, Rows, at_once, taken
 from oracle.case import Case
 from oracle.contract import presets
 from oracle.contract.contract import Contract
@@ -96,11 +99,11 @@ def group(case: Case) -> int:
     return int(case.arrays["q"].shape[1] // case.arrays["k"].shape[1])
 
 
-def cotangent(case: Case, key: tuple[int, ...], rows: Rows) -> tuple[Float64Array, NDArray[np.bool_]]:
+def cotangent(case: Case, key: Key, rows: Rows) -> tuple[Float64Array, NDArray[np.bool_]]:
     """(dO [r, Dv] of query head (b, h) with non-finite entries as 0, rows that have some)."""
-    do = case.arrays["do"][key][rows].astype(np.float64)
+    do = case.arrays["do"][key][..., rows, :].astype(np.float64)
     good = np.isfinite(do)
-    return np.where(good, do, 0.0), ~good.all(axis=1)
+    return np.where(good, do, 0.0), np.asarray(~good.all(axis=-1))
 
 
 Gradients = tuple[backward.Inner[V], attention_case.Head, V, NDArray[np.bool_]]
@@ -108,17 +111,45 @@ Gradients = tuple[backward.Inner[V], attention_case.Head, V, NDArray[np.bool_]]
 _LAST = Recent(2**21)
 
 
-def head_gradients(
-    ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN
-) -> Gradients[V]:
-    """(inner parts of query head ``key`` = (b, h), its numbers, dO as a value, undefined rows)."""
-    what = (repr(ar), key, rows.tobytes(), order)
-    size = len(rows) * case.arrays["k"].shape[2]
-    made: Gradients[V] = _LAST.of(case, what, size, lambda: _head_gradients(ar, case, key, rows, order))
-    return made
+def head_gradients(ar: Arithmetic[V], case: Case, key: Key, rows: Rows, *, order: Order = PLAIN) -> Gradients[V]:
+    """(inner parts of query head ``key`` = (b, h), its numbers, dO as a value, undefined rows); or those of a stack.
+
+    Small heads are evaluated with their neighbours, of which other blocks will ask.
+    """
+    batch, heads = case.arrays["q"].shape[:2]
+    size, place = len(rows) * case.arrays["k"].shape[2], np.asarray(key[0] * heads + key[1])
+    many = at_once(size) if ar.stacks and not _mixed(case) else 1
+    first = int(place.min()) // many * many
+    count = min(many, batch * heads - first)
+    if count > 1 and int(place.max()) < first + count:
+        key = tuple(np.divmod(np.arange(first, first + count), heads))
+    what = (repr(ar), *(np.asarray(i).tobytes() for i in key), rows.tobytes(), order)
+    made: Gradients[V] = _LAST.of(
+        case, what, size * np.size(key[0]), lambda: _head_gradients(ar, case, key, rows, order)
+    )
+    if np.ndim(key[0]) == 0 or (place.ndim and len(place) == len(key[0])):
+        return made
+    found: Gradients[V] = picked(made, place - first)
+    return found
 
 
-def _head_gradients(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Gradients[V]:
+def _mixed(case: Case) -> bool:
+    """Whether some heads have a sink and some have none."""
+    sinks = case.options.get("sinks")
+    return sinks is not None and len(set(np.isneginf(sinks).tolist())) > 1
+
+
+def picked(made: Any, place: Any) -> Any:
+    """One head (an index), or those of a stack, of what a stack gives: tuples, dataclasses, arrays, values."""
+    if isinstance(made, tuple):
+        return tuple(picked(part, place) for part in made)
+    if is_dataclass(made) and not isinstance(made, type | Ball):
+        parts = {field.name: getattr(made, field.name) for field in fields(made)}
+        return replace(made, **{name: picked(part, place) for name, part in parts.items() if part is not None})
+    return taken(made, place)
+
+
+def _head_gradients(ar: Arithmetic[V], case: Case, key: Key, rows: Rows, order: Order) -> Gradients[V]:
     x = attention_case.head(case, key, rows)
     do, spoiled = cotangent(case, key, rows)
     value = ar.const(do)
@@ -133,11 +164,21 @@ def _head_gradients(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: R
         sink=attention_case.sink_value(ar, x),
         order=order,
     )
-    return made, x, value, x.undefined | (spoiled & x.visible.any(axis=1))
+    return made, x, value, x.undefined | (spoiled & x.visible.any(axis=-1))
 
 
-def evaluate(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, *, order: Order = PLAIN) -> Block:
-    made = (_queries, _keys, _bias, _sinks)[key[0]]
+def kind_of(key: Key) -> int:
+    """Of a block or a stack."""
+    return int(np.ravel(key[0])[0])
+
+
+def together(case: Case, key: tuple[int, ...]) -> Hashable:
+    """Query heads among themselves, and KV heads."""
+    return key[0] if key[0] in (DQ, DKV) and not _mixed(case) else key
+
+
+def evaluate(ar: Arithmetic[V], case: Case, key: Key, rows: Rows, *, order: Order = PLAIN) -> Block:
+    made = (_queries, _keys, _bias, _sinks)[kind_of(key)]
     return made(ar, case, key, rows, order)
 
 
@@ -162,7 +203,7 @@ def modelled(contract: Contract, input_format: Format) -> Hashable:
     return (contract.arithmetic.compute, order_of(contract), *stages(contract, input_format).items())
 
 
-def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> dict[str, Float64Array]:
+def model(case: Case, key: Key, rows: Rows, contract: Contract) -> dict[str, Float64Array]:
     """A block's gradients [r, c] as an honest kernel of this contract makes them: whole rows, no tiles, no splits."""
     compute = FORMATS["fp64" if contract.arithmetic.compute == "fp64" else "fp32"]
     ar = RoundedArithmetic(compute, stages(contract, format_of(case.arrays["q"])))
@@ -171,23 +212,23 @@ def model(case: Case, key: tuple[int, ...], rows: Rows, contract: Contract) -> d
         return {n: ar.to_enclosure(ar.round(value, "output"))[0] for n, value in block.values.items()}
 
 
-def _queries(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
+def _queries(ar: Arithmetic[V], case: Case, key: Key, rows: Rows, order: Order) -> Block:
     made, x, _, undefined = head_gradients(ar, case, key[1:], rows, order=order)
     scale = attention_case.scale_value(ar, case)
     values = {"dq": backward.dq(ar, made, ar.const(x.k), scale)}
-    empty = np.asarray(~x.visible.any(axis=1))
+    empty = np.asarray(~x.visible.any(axis=-1))
     return Block(key, rows, ar, values, empty, undefined, x.visible, at=key[1:], outputs=HELD[DQ])
 
 
-def heads_of(case: Case, key: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The query heads (b, h) that a block sums over."""
+def heads_of(case: Case, key: Key) -> Iterator[tuple[Any, Any]]:
+    """The query heads (b, h) that a block sums over; of a stack, one stack of them after another."""
     batch, heads = case.arrays["q"].shape[:2]
-    match key[0]:
+    match kind_of(key):
         case 0:
             yield key[1], key[2]
         case 1:
             size = group(case)
-            yield from ((key[1], h) for h in range(key[2] * size, (key[2] + 1) * size))
+            yield from ((key[1], key[2] * size + i) for i in range(size))
         case 2:
             yield from ((b, h) for b in range(batch) for h in range(heads) if _is_part(case, key[1:], (b, h)))
         case _:
@@ -206,19 +247,19 @@ def _all_rows(case: Case) -> Rows:
     return np.arange(case.arrays["q"].shape[2], dtype=np.int64)
 
 
-def _keys(ar: Arithmetic[V], case: Case, key: tuple[int, ...], rows: Rows, order: Order) -> Block:
+def _keys(ar: Arithmetic[V], case: Case, key: Key, rows: Rows, order: Order) -> Block:
     scale = attention_case.scale_value(ar, case)
     of_k, of_v = [], []
-    spoiled = False
+    spoiled = np.zeros(np.shape(key[1]), dtype=bool)
     for head in heads_of(case, key):
         made, x, do, undefined = head_gradients(ar, case, head, _all_rows(case), order=order)
-        spoiled |= bool(undefined.any())
+        spoiled = spoiled | undefined.any(axis=-1)
         of_k.append(backward.dk(ar, made, ar.const(x.q), scale))
         of_v.append(backward.dv(ar, made, do))
     values = {name: pick_rows(ar, reduce(ar.add, shares), rows) for name, shares in (("dk", of_k), ("dv", of_v))}
     # A row that has no value gives none to any key.
-    undefined = np.full(len(rows), spoiled)
-    return Block(key, rows, ar, values, np.zeros(len(rows), bool), undefined, at=key[1:], outputs=HELD[DKV])
+    undefined = np.repeat(spoiled[..., None], len(rows), axis=-1)
+    return Block(key, rows, ar, values, np.zeros_like(undefined), undefined, at=key[1:], outputs=HELD[DKV])
 
 
 def pick_rows(ar: Arithmetic[V], value: V, rows: Rows) -> V:
@@ -304,6 +345,7 @@ OPS = (
         blocks=blocks,
         row_count=row_count,
         evaluate=evaluate,
+        together=together,
         output_shapes=output_shapes,
         model=model,
         modelled=modelled,
