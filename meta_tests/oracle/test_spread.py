@@ -43,6 +43,7 @@ def found(v: Float64Array, weight: Float64Array, out: Float64Array) -> Float64Ar
 @pytest.mark.parametrize("shift", [0.0, -0.1, 50.0])
 def test_weighted_distances(monkeypatch: pytest.MonkeyPatch, listed: bool, shift: float) -> None:
     monkeypatch.setattr(module, "MANY", 1 if listed else 2**60)
+    monkeypatch.setattr(module, "SORTED", 1.0)
     monkeypatch.setattr(module, "LISTED", 1.0)
     for seed in range(20):
         v, weight, out = numbers(seed, shift)
@@ -63,6 +64,7 @@ def test_values_that_are_not_listed_are_missed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_too_many_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MANY", 1)
+    monkeypatch.setattr(module, "SORTED", 1.0)
     monkeypatch.setattr(module, "LISTED", 0.0)
     v, weight, out = numbers(0, 0.0)
     near = values_of(v, out).near

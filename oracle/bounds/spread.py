@@ -14,12 +14,9 @@ from oracle.formats import Float64Array
 
 # Numbers of v [n, Dv] that are worked on at a time, so that they stay in cache.
 CACHED = 2**16
-# Of all pairs of an output and a value, how many may lie between zero and the output before they are too many to list.
-LISTED = 1 / 32
-
-
-# Products of a weight and a value from which on it pays to sort what lies near zero.
-MANY = 2**22
+# How many values may lie between zero and some output of their column, of all, and between zero and the output, of all
+# pairs of both, before it does not pay to list them; products of a weight and a value from which on it may.
+SORTED, LISTED, MANY = 1 / 6, 1 / 40, 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +68,7 @@ def _near(v: Float64Array, out: Float64Array) -> Near | None:
     low, high = np.fmin.reduce(out, axis=0, initial=0.0), np.fmax.reduce(out, axis=0, initial=0.0)
     between = v >= low
     between &= v < high
-    if np.count_nonzero(between) > v.size / 4:
+    if np.count_nonzero(between) > SORTED * v.size:
         return None
     key, column = np.nonzero(between)
     values = v[between]

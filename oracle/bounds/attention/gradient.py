@@ -12,23 +12,21 @@ docs/bounds.md has the derivation and what was simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.ball import Ball, BallArithmetic
 from oracle.block import Block, Rows
-from oracle.bounds import forward
 from oracle.bounds.attention import output as attention
 from oracle.bounds.attention.head import numbers
+from oracle.bounds.attention.inner import FormErrors, Sizes, form_errors
 from oracle.bounds.bounded import Bounded
-from oracle.bounds.landscape import Landscape
 from oracle.case import Case
-from oracle.contract.constants import Constants, accumulation_error, compound, dot_error
+from oracle.contract.constants import Constants, accumulation_error
 from oracle.contract.contract import Contract
 from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
@@ -36,11 +34,10 @@ from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
 from oracle.recent import Recent
 
-# Roundings of L when it meets the scores again (log2 e, product, difference), and of the scaled gradient.
-LSE_ROUNDINGS, SCALE_ROUNDINGS = 3, 3
+# Roundings of the scaled gradient.
+SCALE_ROUNDINGS = 3
 # Errors of so many pairs, of which each form has three float64 numbers.
 _LAST = Recent(2**18)
-T = TypeVar("T")
 
 
 def bounds(
@@ -88,22 +85,6 @@ def _heads(case: Case, block: Block) -> list[tuple[int, int]]:
         return list(gradients.heads_of(case, block.key))
     # Only those whose sinks are asked for, head by head.
     return [(b, int(h)) for h in block.rows for b in range(case.arrays["q"].shape[0])]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FormErrors:
-    """What one form allows in one query head; all [r, n] (without a sink's column) or [r, 1], upper bounds.
-
-    cast: error of the P that meets dO. ds, dx: of dS where it is asked for, and of dX as it meets k and q. sink: of the
-    sink's column of dS. broken [r, 1]: rows in which an intermediate may overflow.
-    """
-
-    constants: Constants
-    cast: Float64Array
-    ds: Float64Array | None
-    dx: Float64Array
-    sink: Float64Array | None
-    broken: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,164 +184,6 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         given.cap_last,
         [form_errors(whole, a, form, with_ds=asked) for a, form in zip(allowed, forms, strict=True)],
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sizes:
-    """Upper bounds of magnitudes in one head: dO, O [r, Dv], v [n, Dv], |dO||v|, the inner parts [r, n] or [r, 1].
-
-    dp_wrong: what dP is off by because dO or v was itself computed (then they and |dO||v| are those of the computed
-    ones). delta_wrong [r, 1]: what D = dO . O is off by, where O is not simply what `allowed` says.
-    """
-
-    do: Float64Array
-    v: Float64Array
-    out: Float64Array
-    magnitude: Float64Array
-    slope: Enclosure | None
-    visible: NDArray[np.bool_]
-    sink: Float64Array | None
-    fmt: Format
-    softcap: float | None
-    alpha: float
-    p: Float64Array
-    dp: Float64Array
-    delta: Float64Array
-    centred: Float64Array
-    ds: Float64Array
-    dx: Float64Array
-    dp_wrong: Float64Array | float = 0.0
-    delta_wrong: Float64Array | None = None
-    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
-
-    def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """What forms of an equal ``what`` share."""
-        if what not in self._known:
-            self._known[what] = make()
-        found: T = self._known[what]
-        return found
-
-
-def form_errors(x: Sizes, allowed: attention.Errors, form: Contract, *, with_ds: bool = False) -> FormErrors:
-    c, land = allowed.constants, allowed.land
-    n, dims = x.p.shape[-1], x.do.shape[-1]
-    grow = 1 + 2.0**-50 * (land.keys + dims + 512)
-    # Forms that do the same forwards have the same `allowed`.
-    e_p, e_sink = x.once(("p", id(allowed)), lambda: _weight_errors(x, allowed))
-    cast = x.once(("cast", id(allowed)), lambda: e_p * (1 + c.u_P) + (c.u_P * x.p + c.omega_P))
-    if form.scores.stores:
-        # P itself is what is stored.
-        e_p = cast
-        e_sink = None if e_sink is None or x.sink is None else e_sink + c.u_P * (x.sink + e_sink) + c.omega_P
-    narrow = x.fmt if x.fmt.precision < c.compute.precision else c.compute
-    chain = compound(dot_error(form, c, dims), c.u_v, c.u_v)
-    # All that the error of dP follows from.
-    of_dp = (chain, c.w, c.omega_v, narrow.name if form.gradient.dp_stored else None)
-    e_dp = x.once(("dp", *of_dp), lambda: _dp_error(x, chain, c, narrow if form.gradient.dp_stored else None))
-    if form.gradient.delta == "output" and x.delta_wrong is not None:
-        e_delta = x.delta_wrong
-    elif form.gradient.delta == "output":
-        b_o = np.where(np.isfinite(allowed.out.bound), allowed.out.bound, np.inf)
-        gap = b_o + c.g(dims) * (x.out + b_o)
-        e_delta = np.where(x.do > 0, x.do * gap, 0.0).sum(axis=-1, keepdims=True) + dims * c.w
-    else:
-        each = e_p * (x.dp + e_dp) + x.p * e_dp + c.g(n + 1) * (x.p + e_p) * (x.dp + e_dp)
-        e_delta = np.where(x.visible, each, 0.0).sum(axis=-1, keepdims=True) + n * c.w
-    stores = form.gradient.stores + (3 if form.scores.stores and x.softcap is not None else 0)
-    unit, lost = (narrow.unit_roundoff, narrow.omega) if stores else (0.0, 0.0)
-    unit = max(unit, c.u_v)
-    rounding = float(np.expm1(max(stores, 1) * np.log1p(unit)))
-    # Where the scale joins before dS is stored, or flushed, what is lost next to zero is lost of scaled numbers.
-    near = stores * lost + (c.w if form.arithmetic.flush else 0.0)
-    near *= max(1.0, 1.0 / x.alpha if x.alpha else 1.0)
-    # With y = Y + y' of which Y is common to many forms and y' [r, 1] is not: s = eP (|dP - D| + Y + y') + P y' + P Y.
-    common = x.once(("y", c.u, *of_dp), lambda: (1 + c.u) * e_dp + c.u * x.centred)
-    own = (1 + c.u) * e_delta
-    s = x.once(("centred", c.u, *of_dp), lambda: x.centred + common) + own
-    s *= e_p
-    s += x.p * own
-
-    def rounded(size: Float64Array, wrong: float) -> Float64Array:
-        """s with its own roundings, and with those of what was stored of it, of ``size``."""
-        factor = grow * (1 + c.u) * (1 + rounding)
-
-        def same() -> Float64Array:
-            lost = (1 + rounding) * (c.u * x.ds + c.w) + rounding * size + wrong
-            return np.asarray(factor * x.p * common + grow * lost)
-
-        return np.asarray(s * factor + x.once(("s", wrong, id(size), rounding, c.u, c.w, *of_dp), same))
-
-    ds = rounded(x.ds, stores * lost) if with_ds else None
-    if x.slope is not None and x.softcap is not None:
-        s += x.p * common
-        s += c.u * (x.ds + s) + c.w
-        high = np.minimum(x.slope.hi + x.slope.rad, 1.0)
-        t = np.sqrt(np.clip(1.0 - (x.slope.hi - x.slope.rad), 0.0, 1.0))
-        e_t = allowed.eps[:, :n] / x.softcap + 2 * c.u
-        s_x = s * high + (x.ds + s) * (2 * t * e_t + e_t**2 + 3 * c.u)
-        s_x = (s_x + rounding * (x.dx + s_x) + near) * grow
-    else:
-        s_x = rounded(x.dx, near)
-    sink = None
-    if e_sink is not None and x.sink is not None:
-        y = e_delta + c.u * (x.delta + e_delta)
-        sink = e_sink * (x.delta + y) + x.sink * y
-        sink = (sink + (rounding + 2 * c.u) * (x.sink * x.delta + sink) + stores * lost + c.w) * grow
-    limit = min(c.compute.max_finite, narrow.max_finite if form.gradient.dp_stored or stores else np.inf) / 2
-    broken = allowed.broken | ~(x.magnitude.max(axis=-1, keepdims=True, initial=0.0) < limit)
-    of_v = x.once(("hidden", id(allowed)), lambda: np.where(x.visible, cast, 0.0) * grow)
-    if not land.everything:
-        s_x = np.where(x.visible, s_x, 0.0)
-        ds = None if ds is None else np.where(x.visible, ds, 0.0)
-    return FormErrors(c, of_v, ds, s_x, sink, broken)
-
-
-def _dp_error(x: Sizes, chain: float, c: Constants, stored: Format | None) -> Float64Array:
-    """eD [r, n]: of dP = dO v^T, which may be stored."""
-    wrong = chain * x.magnitude + (2 * x.do.shape[-1] + 2) * c.w
-    if c.omega_v:
-        wrong += 2 * c.omega_v * (x.do.sum(axis=-1, keepdims=True) + x.v.sum(axis=-1)[None, :])
-    wrong = wrong + x.dp_wrong
-    if stored is not None:
-        wrong = wrong + stored.unit_roundoff * (x.dp + wrong) + stored.omega
-    return np.asarray(wrong)
-
-
-def _weight_errors(x: Sizes, allowed: attention.Errors) -> tuple[Float64Array, Float64Array | None]:
-    """(eP [r, n], that of the sink [r, 1]): |P^ - P| where P comes from the saved L, or from its own normalisation.
-
-    An error pi of the exponent gives P e^pi - P. Of pi, one part is common to forms whose scores err alike, and the
-    rest, x, is that of a row: P e^(pi + x) - P = e^x (P e^pi - P) + (e^x - 1) P.
-    """
-    c, land = allowed.constants, allowed.land
-    n = x.p.shape[-1]
-    d_l, roundings = allowed.lse.bound, c.u * forward.EXPONENT_ROUNDINGS
-    row = d_l + roundings * (land.log_total + d_l) + c.u * LSE_ROUNDINGS * (land.lse_size + d_l) - np.log1p(-c.e_exp)
-    pi, moved = x.once(("weights", id(allowed.eps), c.u), lambda: _common_weight_errors(allowed.eps, land, roundings))
-    if moved is not None and x.sink is None and float(row.max(initial=0.0)) <= 1.0:
-        wrong = moved * np.exp(row)
-        wrong += land.p * np.expm1(row)
-        wrong += c.w
-        return land.seen(wrong), None
-    pi = pi + row
-    if x.sink is not None and allowed.sink_rho is not None:
-        pi[:, -1:] += allowed.sink_rho
-    exponent = land.log_p + pi
-    upper = np.where(
-        exponent <= forward.LARGEST_EXPONENT, np.exp(np.minimum(exponent, forward.LARGEST_EXPONENT)), np.inf
-    )
-    wrong = np.where(land.visible, upper * -np.expm1(-pi) + c.w, 0.0)
-    return wrong[:, :n], wrong[:, n:] if x.sink is not None else None
-
-
-def _common_weight_errors(
-    eps: Float64Array, land: Landscape, roundings: float
-) -> tuple[Float64Array, Float64Array | None]:
-    """(pi, P e^pi - P) [r, n] of the exponents' errors that are not those of a whole row; None where they are large."""
-    pi = eps * (1 + roundings)
-    pi += roundings * land.below_max
-    largest = float(land.seen(pi).max(initial=0.0))
-    return pi, np.expm1(pi) * land.p if largest <= 1.0 else None
 
 
 Parts = Sequence[tuple[_HeadErrors, FormErrors]]

@@ -12,7 +12,8 @@ from oracle.arithmetic.ball import BallArithmetic
 from oracle.block import Block, Rows
 from oracle.bounds import computed, forward
 from oracle.bounds.attention import output as attention
-from oracle.bounds.attention.gradient import SCALE_ROUNDINGS, FormErrors, Sizes, form_errors, times
+from oracle.bounds.attention.gradient import SCALE_ROUNDINGS, times
+from oracle.bounds.attention.inner import FormErrors, Sizes, form_errors
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.computed import Computed
 from oracle.bounds.landscape import inflation
