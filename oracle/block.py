@@ -146,7 +146,7 @@ def taken(value: Any, place: Any) -> Any:
     return value[place]
 
 
-def _index(index: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+def _index(index: tuple[object, ...], place: int) -> tuple[object, ...]:
     """One head's of a stack's."""
     return tuple(int(i[place]) if isinstance(i, np.ndarray) else i for i in index)
 

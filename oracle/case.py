@@ -56,7 +56,7 @@ class Case:
     def with_arrays(self, **arrays: StoredArray) -> Case:
         return replace(self, arrays={**self.arrays, **arrays})
 
-    def with_options(self, **options: Any) -> Case:
+    def with_options(self, **options: object) -> Case:
         return replace(self, options={**self.options, **options})
 
     def without_options(self, *names: str) -> Case:
@@ -90,12 +90,12 @@ class Case:
         return f"{self.op}({arrays}{'; ' + options if options else ''})"
 
 
-def _options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
+def _options_to_json(options: Mapping[str, object]) -> dict[str, object]:
     # Array-valued options (attn_mask) are named here and stored beside the arrays.
     return {key: _option_to_json(value) for key, value in options.items()}
 
 
-def _option_to_json(value: Any) -> Any:
+def _option_to_json(value: object) -> object:
     if isinstance(value, np.ndarray):
         content = hashlib.sha256(value.tobytes()).hexdigest()[:16]
         return {"array": str(value.dtype), "shape": list(value.shape), "sha": content}
@@ -108,7 +108,7 @@ def _files(stem: Path) -> tuple[Path, Path]:
     return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
 
 
-def save_case(case: Case, stem: Path, *, note: Mapping[str, Any] | None = None) -> tuple[Path, Path]:
+def save_case(case: Case, stem: Path, *, note: Mapping[str, object] | None = None) -> tuple[Path, Path]:
     """Write ``stem.safetensors`` and ``stem.json``; returns both paths. ``note`` is free provenance."""
     held = {f"options/{k}": v for k, v in case.options.items() if isinstance(v, np.ndarray)}
     tensors = {**{f"arrays/{k}": v for k, v in case.arrays.items()}, **held}
@@ -148,7 +148,7 @@ def load_case(path: Path) -> Case:
                 raw = file.get_tensor(name)
                 stored = document["dtypes"][name]
                 tensors[name] = raw.view(_FOREIGN[stored]) if stored in _FOREIGN else raw
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
         for key, value in document["options"].items():
             if isinstance(value, dict) and "array" in value:
                 options[key] = tensors[f"options/{key}"]

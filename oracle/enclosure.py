@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from oracle.formats import Float64Array
 
@@ -28,7 +29,7 @@ class Enclosure:
             size *= 1 + 2.0**-50
             return np.asarray(size)
 
-    def distance(self, y: Any) -> Float64Array:
+    def distance(self, y: ArrayLike) -> Float64Array:
         """|y - (hi + lo)| in float64, rounded up by less than 2^-50 of itself. ``y`` float64 values; nan stays nan."""
         with np.errstate(invalid="ignore", over="ignore"):
             # y - hi is exact when y and hi are close (Sterbenz); otherwise lo does not matter at this accuracy.

@@ -233,7 +233,7 @@ class Metrics:
         return {**figures, "worst": worst}
 
 
-def _plain(x: Any) -> Any:
+def _plain(x: object) -> object:
     return str(x) if isinstance(x, float) and not math.isfinite(x) else x
 
 

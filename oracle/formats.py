@@ -18,7 +18,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Float64Array = NDArray[np.float64]
 FloatArray = NDArray[np.floating]
@@ -70,7 +70,7 @@ class Format:
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
-    def round(self, x: Any, *, saturate: bool = False) -> Float64Array:
+    def round(self, x: ArrayLike, *, saturate: bool = False) -> Float64Array:
         """Round float64 values to this format, to nearest, ties to even; result as float64.
 
         Beyond the largest number: infinity (NaN in a format without), or with ``saturate`` that number, which
@@ -86,12 +86,12 @@ class Format:
                 return values.astype(np.float32).astype(np.float64)
             return _round_by_quantum(values, self)
 
-    def store(self, x: Any, *, saturate: bool = False) -> StoredArray:
+    def store(self, x: ArrayLike, *, saturate: bool = False) -> StoredArray:
         """Round float64 values to this format and return them in the storage dtype."""
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             return self.round(x, saturate=saturate).astype(self.dtype)
 
-    def ulp(self, x: Any) -> Float64Array:
+    def ulp(self, x: ArrayLike) -> Float64Array:
         """Spacing of this format at |x|, float64; the subnormal spacing below the normal range.
 
         At and above ``max_finite`` the spacing of the top binade; nan for nan.
@@ -102,7 +102,7 @@ class Format:
         spacing = np.maximum(binade, self.smallest_normal) * 2.0 ** (1 - self.precision)
         return np.asarray(np.where(np.isnan(magnitude), np.nan, spacing), dtype=np.float64)
 
-    def next_up(self, x: Any) -> Float64Array:
+    def next_up(self, x: ArrayLike) -> Float64Array:
         """The least value of the format above x, for x in the format; inf stays inf, -inf gives -max.
 
         Above the largest number stands inf, also where the format itself has none.
@@ -117,7 +117,7 @@ class Format:
         result = np.where(values == -np.inf, -self.max_finite, result)
         return np.where(np.isnan(values), np.nan, result)
 
-    def next_down(self, x: Any) -> Float64Array:
+    def next_down(self, x: ArrayLike) -> Float64Array:
         """The greatest value of the format below x, for x in the format."""
         return -self.next_up(-np.asarray(x, dtype=np.float64))
 

@@ -26,7 +26,7 @@ class Option:
     suite: str | None = ""
     native: bool = False
     default: object = None
-    type: Callable[[str], Any] | None = None
+    type: Callable[[str], object] | None = None
     choices: tuple[str, ...] = ()
     metavar: str = ""
     repeatable: bool = False

@@ -99,7 +99,7 @@ def journal(request: pytest.FixtureRequest) -> Iterator[Journal]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
     """Whatever escapes a check is a fault of the oracle or of the suite, never a verdict on the target."""
     if call.excinfo is not None and JOURNAL in item.config.stash:
         if not isinstance(call.excinfo.value, pytest.fail.Exception | pytest.skip.Exception | KeyboardInterrupt):
@@ -174,7 +174,7 @@ def check_fit(item: pytest.Item, candidate: Candidate, journal: Journal) -> None
     _fail(item, [record])
 
 
-def _about(candidate: Candidate) -> dict[str, Any]:
+def _about(candidate: Candidate) -> dict[str, object]:
     told = {"target": candidate.target.name, "op": candidate.target.op, "dtype": candidate.dtype}
     return {**told, "property": PROPERTY, "description": "tiny inputs", "features": {}}
 
@@ -205,7 +205,7 @@ def _subject(
     return replace(made, seconds=config.getoption("--call-seconds"))
 
 
-def _context(subject: Subject, property_id: str, title: str, config: pytest.Config) -> dict[str, Any]:
+def _context(subject: Subject, property_id: str, title: str, config: pytest.Config) -> dict[str, object]:
     saved = config.getoption("--case") and str(config.getoption("--case"))
     return {
         "origin": subject.target.origin,

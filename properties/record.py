@@ -52,7 +52,7 @@ class Record:
     forms: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, object] = field(default_factory=dict)
     worst: Mapping[str, Any] = field(default_factory=dict)
-    features: Mapping[str, Any] = field(default_factory=dict)
+    features: Mapping[str, object] = field(default_factory=dict)
     datasheet: Mapping[str, object] = field(default_factory=dict)
     stem: str | None = None
     rerun: str = ""
@@ -67,7 +67,7 @@ class DamagedRecords(ValueError):
     """A record file that cannot be read or written at all; one line that names it."""
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """What JSON can hold of a value: lists, dicts with text keys, numbers; inf and nan as text."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
@@ -188,7 +188,7 @@ def finish(path: Path, row: Mapping[str, object], record: Record | None) -> None
         file.write((b"\n" if torn else b"") + _line(end).encode())
 
 
-def lost(row: Mapping[str, Any]) -> Record:
+def lost(row: Mapping[str, object]) -> Record:
     """The record of a call that took its process with it, from its ``begin`` line."""
 
     def text(name: str) -> str:

@@ -248,7 +248,7 @@ def _rank(judgement: Judgement) -> tuple[int, float]:
 def _begin(journal: Journal | None, subject: Subject, prop: Property, given_input: Input) -> int:
     if journal is None:
         return 0
-    row: dict[str, Any] = {
+    row: dict[str, object] = {
         "target": subject.target.name,
         "op": subject.op,
         "dtype": subject.dtype,

@@ -113,7 +113,7 @@ def subject_for(
     dtype: str,
     *,
     device: str = "cpu",
-    contract: str | Mapping[str, Any] | None = None,
+    contract: str | Mapping[str, object] | None = None,
     conventions: Mapping[str, str] | None = None,
     profile: Profile = PROFILES["default"],
 ) -> Subject:

@@ -237,7 +237,7 @@ class Contract(_Validated):
     latent: LatentClaims = LatentClaims()
     gradient: GradientClaims = GradientClaims()
 
-    def with_fields(self, **changes: Any) -> Contract:
+    def with_fields(self, **changes: object) -> Contract:
         """The contract with these fields, by their flat names; UnknownContract names a wrong field or value."""
         whole: dict[str, Any] = {}
         for name, value in changes.items():
@@ -249,7 +249,7 @@ class Contract(_Validated):
         return replace(self, **top, **{g: replace(getattr(self, g), **own) for g, own in whole.items()})
 
 
-def contract_of(preset: str, label: str = "plain", **claims: Any) -> Contract:
+def contract_of(preset: str, label: str = "plain", **claims: object) -> Contract:
     """A form of a preset from fields by their flat names."""
     return Contract(preset, label).with_fields(**claims)
 

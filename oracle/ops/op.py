@@ -76,7 +76,7 @@ class Tiny:
 
     widths: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     given: Callable[[Mapping[str, int]], Mapping[str, StoredArray]] = lambda sizes: {}
 
 
@@ -140,7 +140,7 @@ class Op:
     presets: Presets
     arrays: Mapping[str, Array]
     results: Mapping[str, str]
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     blocks: Callable[[Case], list[tuple[int, ...]]]
     row_count: Callable[..., int]
     evaluate: Callable[[Arithmetic[V], Case, Any, Rows], Block]
@@ -151,7 +151,7 @@ class Op:
     conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     passed: tuple[str, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
-    usual: Mapping[str, Callable[[Case], Any]] = field(default_factory=dict)
+    usual: Mapping[str, Callable[[Case], object]] = field(default_factory=dict)
     needed: Callable[[Case], tuple[str, ...]] | None = None
     modelled: Callable[[Contract, Format], Hashable] = lambda contract, _: contract
     limits: Mapping[str, Limit] = field(default_factory=dict)
@@ -202,12 +202,12 @@ class Op:
         """Outputs that a call with this case must give."""
         return self.outputs[:1] if self.needed is None else self.needed(case)
 
-    def usual_value(self, name: str, case: Case) -> Any:
+    def usual_value(self, name: str, case: Case) -> object:
         """What a function that requires this parameter gets for a case that does not set it."""
         found = self.usual.get(name, {"return_lse": False, **self.options, **self.extras}.get(name))
         return found(case) if callable(found) else found
 
-    def is_default(self, name: str, value: Any) -> bool:
+    def is_default(self, name: str, value: object) -> bool:
         """Whether setting the option to this value says nothing."""
         default = {"return_lse": False, **self.options}.get(name)
         return value is None or (default is not None and not isinstance(value, np.ndarray) and bool(value == default))

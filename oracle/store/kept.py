@@ -76,7 +76,7 @@ class Store:
         except (ValueError, KeyError, TypeError):
             return None
 
-    def _remember(self, name: bytes, value: Any, size: int) -> None:
+    def _remember(self, name: bytes, value: object, size: int) -> None:
         if size > self._most // 8:
             return
         self._memory[name] = value, size

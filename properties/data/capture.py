@@ -75,7 +75,7 @@ def _capture(source: str, tokens: int, layers: tuple[int, ...]) -> str:
         raise CaptureError(f"layers {layers} asked for; the model has 0..{len(recording.readings) - 1}")
     survey = [_survey(index, reading) for index, reading in enumerate(recording.readings)]
     files = {f"layer{i:02d}": save(_tensors(recording.readings[i])) for i in layers}
-    provenance: dict[str, Any] = {
+    provenance: dict[str, object] = {
         "schema": SCHEMA,
         "model": {
             "name": "SmolLM2-135M-Instruct",

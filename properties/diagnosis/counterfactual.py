@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from oracle.block import Block, Rows
 from oracle.bounds.table import bounds_of
@@ -48,7 +48,7 @@ class Prediction:
     may_break: Mask
     free: Mask
 
-    def scaled(self, factor: Any) -> Prediction:
+    def scaled(self, factor: ArrayLike) -> Prediction:
         """Every number times ``factor`` (a scalar, or an array that broadcasts), rounded in float64."""
         with np.errstate(all="ignore"):
             f = np.broadcast_to(np.asarray(factor, dtype=np.float64), self.value.hi.shape)
@@ -56,7 +56,7 @@ class Prediction:
             rad = self.value.rad * np.abs(f) + np.abs(hi) * 2.0**-51
             return replace(self, value=Enclosure(hi, self.value.lo * f, rad), bound=self.bound * np.abs(f))
 
-    def at(self, value: Any) -> Prediction:
+    def at(self, value: ArrayLike) -> Prediction:
         """The same room around float64 numbers."""
         wide = np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), self.value.hi.shape))
         with np.errstate(all="ignore"):
@@ -185,7 +185,7 @@ class Counterfactual:
     says: str
     source: Source | None = None
     change: Change | None = None
-    contract: Mapping[str, Any] | None = None
+    contract: Mapping[str, object] | None = None
     fitted: bool = False
     elsewhere: Callable[[FailingCase], Counterfactual] | None = None
     choice: str = ""

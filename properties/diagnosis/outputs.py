@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from oracle.block import Block, Rows
 from oracle.case import Case
@@ -34,12 +34,12 @@ BORDERS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WEIGHTY = 8.0
 
 
-def only_out(says: str, factor: Callable[[FailingCase, Block], Any]) -> Counterfactual:
+def only_out(says: str, factor: Callable[[FailingCase, Block], ArrayLike]) -> Counterfactual:
     """The output, not the LSE, times a factor that may depend on the block ([r, c] or broadcast)."""
     return changed(says, lambda s, block, p: times(s.main, factor(s, block))(s, block, p))
 
 
-def times(name: str, factor: Any) -> Change:
+def times(name: str, factor: ArrayLike) -> Change:
     """One output times ``factor``, in the blocks that hold it."""
     return lambda s, block, p: {**p, name: p[name].scaled(factor)} if name in p else p
 
@@ -59,11 +59,11 @@ def zeros(failing: FailingCase) -> Iterator[Counterfactual]:
             yield only_out(f"columns of the output from {n} on were zeros", _columns_below(n, width))
 
 
-def _rows_below(n: int) -> Callable[[FailingCase, Block], Any]:
+def _rows_below(n: int) -> Callable[[FailingCase, Block], ArrayLike]:
     return lambda s, b: (b.rows < n)[:, None]
 
 
-def _columns_below(n: int, width: int) -> Callable[[FailingCase, Block], Any]:
+def _columns_below(n: int, width: int) -> Callable[[FailingCase, Block], ArrayLike]:
     return lambda s, b: np.arange(width) < n
 
 
@@ -165,7 +165,7 @@ def log_sum_exps(failing: FailingCase) -> Iterator[Counterfactual]:
     base_two = failing.subject.conventions.get("lse_base") == "2"
     unit, wrong_base = (1.0 / LOG2_E, "in base e") if base_two else (LOG2_E, "in base 2")
 
-    def formed(make: Callable[[Float64Array, Float64Array], Any]) -> Change:
+    def formed(make: Callable[[Float64Array, Float64Array], ArrayLike]) -> Change:
         def change(s: FailingCase, block: Block, p: Predictions) -> Predictions:
             m, total = block.part("shift").hi, block.part("total").hi
             with np.errstate(all="ignore"):

@@ -151,7 +151,7 @@ def attention_input(
     if logits.kind != "plain":
         planted = plant(q.astype(np.float64), k.astype(np.float64), used, logits, recipe.seed)
         q, k = (stored(x, fmt) for x in planted)
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if is_causal and subject.has("is_causal"):
         options["is_causal"] = True
         options["causal_alignment"] = subject.conventions.get("causal_alignment", "top_left")

@@ -129,8 +129,8 @@ def _lower(subject: Subject, case: Case, observed: Observed, presets: Sequence[s
     return ""
 
 
-def _metrics(weighed: Weighed, form: int) -> dict[str, Any]:
-    result: dict[str, Any] = {"exempt": weighed.exempt}
+def _metrics(weighed: Weighed, form: int) -> dict[str, object]:
+    result: dict[str, object] = {"exempt": weighed.exempt}
     places = []
     for name, pool in weighed.pools.items():
         pooled = summarise([(pool.errors, pool.bounds[form], None)]).as_dict()

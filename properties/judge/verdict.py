@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 
 class Verdict(StrEnum):
@@ -45,7 +44,7 @@ class Judgement:
     ratio: float | None = None
     metrics: Mapping[str, object] = field(default_factory=dict)
     forms: Mapping[str, float] = field(default_factory=dict)
-    worst: Mapping[str, Any] = field(default_factory=dict)
+    worst: Mapping[str, object] = field(default_factory=dict)
 
 
 BAD = frozenset({Verdict.FAIL, Verdict.ERROR, Verdict.STALE_WAIVER})

@@ -76,7 +76,7 @@ def _waived(record: Record) -> Record:
     return record if waiver is None else replace(record, verdict=Verdict.WAIVED.value, waiver=waiver.key)
 
 
-def _note(record: Record) -> dict[str, Any]:
+def _note(record: Record) -> dict[str, object]:
     waiver = waive(record)
     why = {} if waiver is None else {"reason": waiver.reason, "link": waiver.link}
     return {"target": record.target, "case": record.case, "property": record.property, "key": record.waiver, **why}
@@ -136,7 +136,7 @@ def contract_lines(records: Iterable[Record]) -> list[Record]:
             verdict, detail = Verdict.FAIL, f"no single form of contract {preset} is kept by all {len(rows)} cases"
         if explained[subject]:
             detail += f"; {explained[subject]} more are waived"
-        more: dict[str, Any] = {"ratio": ratio, "contract": preset, "forms": worst, "basis": Basis.DERIVED.value}
+        more: dict[str, object] = {"ratio": ratio, "contract": preset, "forms": worst, "basis": Basis.DERIVED.value}
         title = "one form of the contract for all cases"
         result.append(_line(rows[0], "contract", verdict, detail, title=title, **more))
     return result

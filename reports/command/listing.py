@@ -10,7 +10,7 @@ from targets.calling.target import BadTarget
 from targets.probing.conformance import check_target
 
 
-def listing(specs: Sequence[str], *, op: str | None = None, check: bool = False) -> list[dict[str, Any]]:
+def listing(specs: Sequence[str], *, op: str | None = None, check: bool = False) -> list[dict[str, object]]:
     """One JSON-ready row a target: the named ones, or all built-in ones and plug-ins. With ``check``: do they conform?
 
     UnknownTarget, BadTarget or Unavailable for a named one; of the others the row says what is missing.

@@ -51,10 +51,10 @@ class Live:
         self._total = max(self._total, len(session.items))
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+    def pytest_xdist_node_collection_finished(self, node: object, ids: list[str]) -> None:
         self._total = len(ids)
 
-    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+    def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         self._current = nodeid.partition("[")[2].removesuffix("]")
         self.tick()
 

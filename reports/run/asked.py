@@ -52,7 +52,7 @@ class _Words(argparse.ArgumentParser):
         raise DamagedRecords(f"{self.prog} notes a command that this version cannot read: {message}")
 
 
-def asked(environment: Mapping[str, Any], *, where: str = "a run") -> Mapping[str, Any]:
+def asked(environment: Mapping[str, object], *, where: str = "a run") -> Mapping[str, object]:
     """What the run ``where`` was asked: the options that decide what is examined and how, lists of them sorted.
 
     Files are named without their folders: two versions of a kernel lie in two places. DamagedRecords if the words of
@@ -102,7 +102,7 @@ def refuse_unlike(old: Run, new: Run, *, across_versions: bool = False, common: 
     return tuple(notes)
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     return (
         " ".join(value) or "none stated" if isinstance(value, list) else "none stated" if value is None else str(value)
     )

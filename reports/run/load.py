@@ -69,10 +69,10 @@ class Run:
 def load(folder: Path) -> Run:
     """The run in ``folder``/records-*.jsonl. UnlikeRuns, in one line, if its files belong to different runs."""
     records: list[Record] = []
-    begun: dict[tuple[str, Any, Any], dict[str, Any]] = {}
-    crashed: list[dict[str, Any]] = []
-    notes: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _NOTES}
-    places: list[tuple[str, Mapping[str, Any]]] = []
+    begun: dict[tuple[str, object, object], dict[str, object]] = {}
+    crashed: list[dict[str, object]] = []
+    notes: dict[str, list[dict[str, object]]] = {kind: [] for kind in _NOTES}
+    places: list[tuple[str, Mapping[str, object]]] = []
     damaged: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     for path, row in lines(folder):
@@ -148,22 +148,22 @@ def number(value: Any) -> float | None:
         return None
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> object:
     return value if isinstance(value, int | str | None) else str(value)
 
 
-def _text(row: Mapping[str, Any], name: str) -> str:
+def _text(row: Mapping[str, object], name: str) -> str:
     value = row.get(name)
     return "" if value is None else str(value)
 
 
-def _refuse_schema(path: Path, row: Mapping[str, Any]) -> None:
+def _refuse_schema(path: Path, row: Mapping[str, object]) -> None:
     found = row.get("schema")
     if found != SCHEMA:
         raise UnlikeRuns(f"{path}: records have schema {found!r}, this version reads {SCHEMA}")
 
 
-def _refuse_unlike(places: list[tuple[str, Mapping[str, Any]]]) -> None:
+def _refuse_unlike(places: list[tuple[str, Mapping[str, object]]]) -> None:
     for (first_name, first), (name, other) in pairwise(places):
         for key in _ALIKE:
             if first.get(key) != other.get(key):
@@ -171,18 +171,18 @@ def _refuse_unlike(places: list[tuple[str, Mapping[str, Any]]]) -> None:
                 raise UnlikeRuns(f"{first_name} and {name} are of unlike runs: {key} {difference}".replace("\n", " "))
 
 
-def _difference(one: Any, other: Any) -> str:
+def _difference(one: object, other: object) -> str:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         differing = sorted(k for k in {*one, *other} if one.get(k) != other.get(k))
         return f"of {differing[0]} is {one.get(differing[0])} and {other.get(differing[0])}"
     return f"is {one!r} and {other!r}"
 
 
-def _waiver(row: Mapping[str, Any]) -> Waiver:
+def _waiver(row: Mapping[str, object]) -> Waiver:
     return Waiver(_text(row, "target"), _text(row, "key"), _text(row, "reason"), _text(row, "link"))
 
 
-def _waived(records: list[Record], rows: list[dict[str, Any]]) -> list[Record]:
+def _waived(records: list[Record], rows: list[dict[str, object]]) -> list[Record]:
     """Records with their waivers: the end of a run notes them, the workers' lines stay as they were written."""
     keys = {(_text(r, "target"), _text(r, "case"), _text(r, "property")): _text(r, "key") for r in rows}
     marked = []
@@ -194,7 +194,7 @@ def _waived(records: list[Record], rows: list[dict[str, Any]]) -> list[Record]:
     return marked
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """`number`, but None where it is not finite."""
     found = number(value)
     return found if found is not None and math.isfinite(found) else None

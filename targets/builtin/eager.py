@@ -9,8 +9,6 @@ bottom right; an empty row gives zeros and an LSE of -inf, or the sink.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from targets.calling.declare import declare
@@ -99,7 +97,7 @@ def attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] -> out [B, Hq, Sq, Dv] (and LSE [B, Hq, Sq], float32).
 
     alibi_slopes [Hq] or [B, Hq], sinks [Hq]; window_size (left, right), both included, -1 without end.
@@ -121,7 +119,7 @@ def attention_fp32(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """As `attention`, computed in float32 whatever the input's dtype."""
     bias = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.float()
     out, lse = _attend(

@@ -9,8 +9,6 @@ an LSE of -inf.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from targets.calling.declare import declare
@@ -37,7 +35,7 @@ def attention(
     scale: float | None = None,
     is_causal: bool = False,
     return_lse: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv], 8 bits -> out [B, Hq, Sq, Dv], bfloat16 (LSE: float32).
 
     q_descale, k_descale, v_descale [B, Hkv], float32: what is attended to is q times its factor, and so on.

@@ -6,7 +6,6 @@ Precision, values and options are those of `targets.builtin.eager.attention` (co
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ def attention_varlen(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """q [total_q, Hq, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv], int32 prefix sums [N + 1].
 
     alibi_slopes [Hq] or [N, Hq]. Returns out [total_q, Hq, Dv] (and LSE [Hq, total_q], float32).
@@ -66,7 +65,7 @@ def attention_paged(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """q [B, Hq, Sq, D], the last Sq positions; caches [pages, page_size, Hkv, D or Dv]; block_table [B, max_blocks].
 
     Key j of sequence b is row j % page_size of page block_table[b, j // page_size], j < cache_seqlens[b].
@@ -89,7 +88,7 @@ def _slopes_of(slopes: Tensor | None, sequence: int) -> Tensor | None:
     return slopes if slopes is None or slopes.ndim == 1 else slopes[sequence]
 
 
-_COMMON: dict[str, Any] = {
+_COMMON: dict[str, object] = {
     "dtypes": ("fp64", "fp32", "fp16", "bf16"),
     "contract": "eager",
     "conventions": {"causal_alignment": "bottom_right", "empty_row": "zero", "empty_row_lse": "-inf"},

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -149,7 +148,7 @@ def mla_block(
 mla_block_materialised = functools.partial(mla_block, form="materialised")
 mla_block_absorbed = functools.partial(mla_block, form="absorbed")
 
-_COMMON: dict[str, Any] = {"op": "mla_block", "dtypes": ("fp32", "fp16", "bf16"), "devices": ("cpu", "cuda")}
+_COMMON: dict[str, object] = {"op": "mla_block", "dtypes": ("fp32", "fp16", "bf16"), "devices": ("cpu", "cuda")}
 declare(
     mla_block_materialised,
     _COMMON

@@ -74,7 +74,7 @@ def with_gradients(found: list[Target], *, op: str | None = None) -> list[Target
     return [t for t in made if op in (None, t.op)]
 
 
-def _differentiated(target: Target, wiring: Gradient) -> Callable[..., dict[str, Any]]:
+def _differentiated(target: Target, wiring: Gradient) -> Callable[..., dict[str, object]]:
     def gradient(**given: Any) -> dict[str, Any]:
         import torch
 

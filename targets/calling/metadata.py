@@ -38,7 +38,7 @@ def metadata(function: Callable[..., Any]) -> Any:
     return getattr(function, "__attn_oracle__")  # noqa: B009 - not an attribute that mypy knows
 
 
-def problems(meta: Any, op: str) -> list[str]:
+def problems(meta: object, op: str) -> list[str]:
     """Everything that is wrong with a target's metadata, each in one line that names the key and the valid values."""
     if not isinstance(meta, Mapping):
         return [f"__attn_oracle__ is {type(meta).__name__}, not a dict"]
@@ -81,13 +81,13 @@ def wrong_convention(op: str, name: str, value: object) -> str:
     return ""
 
 
-def _wrong_names(key: str, value: Any, known: tuple[str, ...]) -> list[str]:
+def _wrong_names(key: str, value: object, known: tuple[str, ...]) -> list[str]:
     if not isinstance(value, tuple | list) or not value:
         return [f"{key} must be a tuple of names out of {', '.join(known)}; got {value!r}"]
     return [f"unknown name {name!r} in {key}; known: {', '.join(known)}" for name in value if name not in known]
 
 
-def _wrong_contract(contract: Any, op: str) -> list[str]:
+def _wrong_contract(contract: object, op: str) -> list[str]:
     if not isinstance(contract, str | Mapping):
         return [f"contract is {type(contract).__name__}; it is a preset name or a dict of fields"]
     try:

@@ -165,7 +165,7 @@ def load_builtin(builtin: Builtin) -> Target:
     return target_from(function, spec=builtin.name, name=builtin.name, origin=builtin.origin)
 
 
-def _from_file(place: str, attribute: str) -> Callable[..., Any]:
+def _from_file(place: str, attribute: str) -> Callable[..., object]:
     path = Path(place)
     if not path.is_file():
         raise UnknownTarget(f"no file {place!r}")
@@ -202,7 +202,7 @@ class _Beside:
             sys.path.append(self._folder)
 
 
-def _from_module(place: str, attribute: str) -> Callable[..., Any]:
+def _from_module(place: str, attribute: str) -> Callable[..., object]:
     with _Beside(Path.cwd()):
         try:
             module = importlib.import_module(place)

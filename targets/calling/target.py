@@ -65,7 +65,7 @@ class Target:
     required: frozenset[str]
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     devices: tuple[str, ...] = DEVICES
-    contract: str | Mapping[str, Any] | None = None
+    contract: str | Mapping[str, object] | None = None
     conventions: Mapping[str, str] = field(default_factory=dict)
     framework: str = "torch"
     description: str = ""
@@ -105,7 +105,7 @@ class Observed:
 
 
 def target_from(
-    function: Callable[..., Any], *, spec: str, op: str | None = None, name: str | None = None, origin: str = "user"
+    function: Callable[..., object], *, spec: str, op: str | None = None, name: str | None = None, origin: str = "user"
 ) -> Target:
     """A target from a callable, its signature and its metadata. BadTarget, in one line, if it fits no op.
 
@@ -182,7 +182,7 @@ def run(
     given = _arguments(target, case)
     guards: dict[str, frameworks.GuardBytes] = {}
 
-    def native(name: str, array: StoredArray) -> Any:
+    def native(name: str, array: StoredArray) -> object:
         # A boolean has no value that no mask holds.
         if not guarded or array.dtype == np.bool_:
             return bridge.to_native(array, device)
@@ -242,7 +242,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _arguments(target: Target, case: Case) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     row = target.row
     for name in sorted(row.parameters | set(row.extras)):
         if target.parameters.get(name) is None:
@@ -297,11 +297,11 @@ def _outputs(target: Target, case: Case, result: Any, bridge: frameworks.Bridge[
     return outputs
 
 
-def _shown(result: Any) -> str:
+def _shown(result: object) -> str:
     return f"an empty {type(result).__name__}" if isinstance(result, tuple | list | Mapping) else type(result).__name__
 
 
-def _is_unasked_lse(target: Target, value: Any, out: Any) -> bool:
+def _is_unasked_lse(target: Target, value: object, out: object) -> bool:
     """Whether a second output that nobody asked for has the LSE's shape; attention weights have not."""
     if isinstance(target.contract, Mapping) and target.contract.get("lse") == "absent":
         return False

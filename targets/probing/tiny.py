@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ def tiny_case(
     queries: int = 2,
     keys: int = 3,
     value_dims: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> Case:
     """An ordinary case of an op as small as can be: normal numbers, scaled so that scores and outputs are near 1."""
     row, fmt, rng = op_named(op), FORMATS[dtype], np.random.default_rng(7)

@@ -118,7 +118,7 @@ def unfused(
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor | None]:
     """q [B, Hq, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] -> out [B, Hq, Sq, Dv] (and LSE [B, Hq, Sq], float32)."""
     if q.device.type == "cpu" and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         raise NotImplementedError("FlexAttention on a CPU is forward only")
@@ -191,7 +191,7 @@ def _has_compiler() -> bool:
     return any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++")))
 
 
-_COMMON: dict[str, Any] = {
+_COMMON: dict[str, object] = {
     "op": "attention",
     "devices": ("cpu", "cuda"),
     "conventions": {"causal_alignment": "bottom_right"},

@@ -6,8 +6,6 @@ run.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -92,7 +90,7 @@ def flash_lse(
     scale: float | None = None,
     is_causal: bool = False,
     return_lse: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """The CPU flash kernel called directly, which also gives the LSE [B, Hq, Sq] in float32 (float64 for fp64)."""
     if q.shape[-1] != v.shape[-1]:
         raise NotImplementedError("torch's CPU flash kernel needs one head dimension for q, k and v")
@@ -106,7 +104,7 @@ def flash_lse(
     return (out, lse) if return_lse else out
 
 
-_COMMON: dict[str, Any] = {"op": "attention", "conventions": {"causal_alignment": "top_left"}}
+_COMMON: dict[str, object] = {"op": "attention", "conventions": {"causal_alignment": "top_left"}}
 declare(
     math,
     _COMMON

@@ -45,7 +45,7 @@ Check = Callable[[Any, "Option", Sizes], str]
 """What is wrong with a value, to stand behind the option's name; nothing if it can hold."""
 
 
-def _anything(value: Any, row: Option, sizes: Sizes) -> str:
+def _anything(value: object, row: Option, sizes: Sizes) -> str:
     return ""
 
 
@@ -63,7 +63,7 @@ class Option:
     """
 
     name: str
-    default: Any = None
+    default: object = None
     meanings: tuple[str, ...] = ()
     check: Check = _anything
     depends: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Option:
     lacking: frozenset[str] = frozenset()
 
 
-def _is_number(x: Any, *kinds: type) -> bool:
+def _is_number(x: object, *kinds: type) -> bool:
     # True and False are integers to Python, and an error here.
     return isinstance(x, kinds or (int, float, np.integer, np.floating)) and not isinstance(x, bool)
 
@@ -211,7 +211,7 @@ def is_set(case: Case, name: str) -> bool:
     return case.options.get(name) is not None
 
 
-def check_options(options: Mapping[str, Any], known: Mapping[str, Any], sizes: Sizes) -> None:
+def check_options(options: Mapping[str, object], known: Mapping[str, object], sizes: Sizes) -> None:
     """ValueError, naming the option and its value, unless every option is one of ``known`` and can hold."""
     unknown = sorted(set(options) - set(known) - {"return_lse"})
     if unknown:
@@ -232,7 +232,7 @@ def chosen(case: Case, name: str) -> str:
     return str(case.options.get(name, CHOICES[name][0]))
 
 
-def taken(options: Mapping[str, Any], **places: Any) -> dict[str, Any]:
+def taken(options: Mapping[str, Any], **places: object) -> dict[str, Any]:
     """The options with these places of their arrays' axes alone, in this order: ``B=[1]``, ``Hq=heads``."""
     found = dict(options)
     for name, value in options.items():

@@ -39,7 +39,7 @@ ARRAYS = {
     "sin": Array("S d/2", "sin"),
 }
 INPUTS = tuple(ARRAYS)
-OPTIONS: dict[str, Any] = {"num_heads": None, "num_kv_heads": None}
+OPTIONS: dict[str, object] = {"num_heads": None, "num_kv_heads": None}
 PARTS = ("scores", "shift", "total", "lse", "out")
 
 

@@ -55,7 +55,7 @@ ARRAYS = {
 }
 INPUTS = tuple(ARRAYS)
 NORMS = ("norm_kv", "norm_q")
-OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, object] = {
     "base": 10000.0,
     "layout": "half",
     "scaling": None,

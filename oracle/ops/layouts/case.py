@@ -245,7 +245,7 @@ def _longest(name: str) -> Callable[[Case], int]:
     return lambda case: int(np.diff(case.arrays[name]).max(initial=0))
 
 
-def _integers_of(**values: Any) -> dict[str, NDArray[np.int32]]:
+def _integers_of(**values: object) -> dict[str, NDArray[np.int32]]:
     return {name: np.array(value, dtype=np.int32) for name, value in values.items()}
 
 

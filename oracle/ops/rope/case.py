@@ -37,8 +37,8 @@ from oracle.ops.rope.parameters import read_scaling
 from oracle.ops.rope.scaling import PLAIN, Scaling, axes, magnitude
 from oracle.vacuity import exactly
 
-ROPE_OPTIONS: dict[str, Any] = {"base": 10000.0, "layout": "half", "rotary_dim": None, "scaling": None}
-APPLY_OPTIONS: dict[str, Any] = {"layout": "half"}
+ROPE_OPTIONS: dict[str, object] = {"base": 10000.0, "layout": "half", "rotary_dim": None, "scaling": None}
+APPLY_OPTIONS: dict[str, object] = {"layout": "half"}
 # Tables above this many entries are evaluated anew for each head rather than kept.
 KEPT_ENTRIES = 2**21
 

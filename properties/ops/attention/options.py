@@ -260,7 +260,7 @@ def drawn(draw: Draw, subject: Subject, names: Sequence[str], *, one: bool = Fal
     return values
 
 
-def option_values(subject: Subject, extras: Extras, *, batch: int, heads: int, kv_heads: int = 1) -> dict[str, Any]:
+def option_values(subject: Subject, extras: Extras, *, batch: int, heads: int, kv_heads: int = 1) -> dict[str, object]:
     """The options of a case: those of ``extras`` that the target has, and what they mean to it."""
     axes, options = {"B": batch, "Hq": heads, "Hkv": kv_heads}, {}
     for row in TABLE:

@@ -26,12 +26,12 @@ READING = ("w_dkv", "w_kr", "w_dq")
 WIDTHS = (8, 8, 16, 8, 12)
 """d_h, d_v, d_c, d_r, d_c' of an ordinary case."""
 LAYOUTS = ("half", "interleaved")
-DEEPSEEK: dict[str, Any] = {
+DEEPSEEK: dict[str, object] = {
     "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "beta_fast": 8.0, "mscale": 0.5,
     "mscale_all_dim": 1.0,
 }  # fmt: skip
 """YaRN as DeepSeek's layers take it, with a ramp among four pairs."""
-_LLAMA: dict[str, Any] = {
+_LLAMA: dict[str, object] = {
     "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }  # fmt: skip
@@ -54,7 +54,7 @@ def block_input(
     each: bool = False,
     norms: bool = False,
     options: dict[str, Any] | None = None,
-    features: dict[str, Any] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case from plain numbers; ``norms`` and options are left out where the target lacks them.
 
@@ -116,7 +116,7 @@ def blocks(
 ) -> Input:
     length = draw(st.one_of(st.integers(least, 12), st.sampled_from((15, 16, 17, 33))))
     widths = draw(st.sampled_from((WIDTHS, (1, 2, 3, 2, 2), (16, 8, 32, 4, 5), (5, 7, 9, 16, 24))))
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     if options:
         chosen = {
             "base": draw(st.sampled_from((500.0, 1e5))),

@@ -43,7 +43,9 @@ from properties.ops.mla import diagnosis as diagnose_mla
 ROUNDINGS = 16
 
 
-def of_pass(says: str, made: Callable[[Case], Outputs], *, roundings: int = ROUNDINGS, **more: Any) -> Counterfactual:
+def of_pass(
+    says: str, made: Callable[[Case], Outputs], *, roundings: int = ROUNDINGS, **more: object
+) -> Counterfactual:
     """The target computed other gradients, ``made`` of the case."""
     held: list[Any] = []
 
@@ -70,7 +72,7 @@ def by(says: str, **changes: Any) -> Counterfactual:
     return of_pass(says, lambda case: computed(case, Pass(**changes)))
 
 
-def seeing(says: str, how: Pass | None = None, **options: Any) -> Counterfactual:
+def seeing(says: str, how: Pass | None = None, **options: object) -> Counterfactual:
     """The pass under other options; None takes one away."""
     gone = [name for name, value in options.items() if value is None]
     held = {name: value for name, value in options.items() if value is not None}

@@ -30,7 +30,7 @@ def backward_input(
     spread: float = 1.0,
     offset: float = 0.0,
     weights: bool = True,
-    features: dict[str, Any] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case [*lead, n]: dy from the recipe plus ``offset``; y a stored softmax of logits of size ``spread``.
 

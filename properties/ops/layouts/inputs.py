@@ -79,7 +79,7 @@ def layout_input(
     is_causal: bool = False,
     scale: float | None = None,
     extras: Extras = NONE,
-    features: dict[str, Any] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case from plain numbers; ``spare`` pages belong to nobody. Options that the target lacks are left out."""
     fmt, heads = subject.fmt, kv_heads * group
@@ -89,7 +89,7 @@ def layout_input(
         for n, (queries, keys) in enumerate(pairs)
     ]
     arrays = _paged(parts, fmt, page_size, spare, recipe.seed) if subject.op == PAGED else _packed(parts, fmt)
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if is_causal and subject.has("is_causal"):
         options["is_causal"] = True
         options["causal_alignment"] = subject.conventions.get(

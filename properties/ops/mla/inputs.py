@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -91,7 +90,7 @@ def mla_input(
     used = scale if scale is not None else (d_h + d_r) ** -0.5
     # [B, H, Sq, d_r] and [B, Sk, d_r]: one channel of the rotary part, which all heads share.
     wide["q_pe"], wide["k_pe"] = plant(wide["q_pe"], wide["k_pe"], used, logits, recipe.seed)
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if is_causal and subject.has("is_causal"):
         options["is_causal"] = True
         options["causal_alignment"] = subject.conventions.get("causal_alignment", "top_left")

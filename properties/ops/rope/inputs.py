@@ -79,8 +79,8 @@ def rope_input(
     rotary_dim: int | None = None,
     base: float = 10000.0,
     positions: StoredArray | None = None,
-    scaling: dict[str, Any] | None = None,
-    features: dict[str, Any] | None = None,
+    scaling: dict[str, object] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case; positions (if not given) from 0 to ``far``, ``far`` itself last, different per batch entry if asked."""
     if positions is None:
@@ -142,7 +142,7 @@ def apply_input(
     far: int = 64,
     recipe: Recipe = Recipe(),
     layout: str = "half",
-    features: dict[str, Any] | None = None,
+    features: dict[str, object] | None = None,
 ) -> Input:
     """One case of rope_apply: x ``shape`` = [B, H, S, D], tables [S, pairs] of positions up to ``far`` at base 1e4."""
     positions = np.random.default_rng([recipe.seed, 3]).integers(0, far + 1, shape[2])

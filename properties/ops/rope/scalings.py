@@ -132,7 +132,7 @@ def variant_edges(subject: Subject) -> Iterator[Input]:
                 features={"edge": "parameters"},
             )  # fmt: skip
     both = np.array([[0, 1, 50], [7, 300, 5000]])
-    sections = {"rope_type": "default", "mrope_section": [4, 6, 6]}
+    sections: Parameters = {"rope_type": "default", "mrope_section": [4, 6, 6]}
     yield rope_input(
         subject, batch=2, dims=32, positions=turned_by(sections, both), scaling=sections, features={"edge": "sections"}
     )

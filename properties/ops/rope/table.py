@@ -141,7 +141,7 @@ def drift_sweep(subject: Subject) -> Iterator[Input]:
 
 
 def _moved_together(
-    subject: Subject, t: int, features: dict[str, Any], *, scaling: dict[str, Any] | None = None
+    subject: Subject, t: int, features: dict[str, object], *, scaling: dict[str, object] | None = None
 ) -> Input:
     positions = np.array([0, 1, 5, 40])
     both = np.stack([positions, positions + t])

@@ -127,7 +127,7 @@ def _compile(build: Build) -> Binary:
     )
 
 
-def _source(build: Build) -> tuple[Any, dict[str, str], dict[tuple[int], Any], dict[str, Any]]:
+def _source(build: Build) -> tuple[object, dict[str, str], dict[tuple[int], object], dict[str, object]]:
     """(kernel, type of every parameter, compile-time values by index of the parameter, launch options)."""
     pointer = POINTERS[build.dtype]
     special: dict[str, str] = {}
@@ -176,7 +176,7 @@ def _attention(build: Build) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     from targets.builtin.triton import flash_forward as forward
 
     dims = build.head_dim, build.value_dim
-    switches: dict[str, Any] = {"BOUND_LEFT": False, "BOUND_RIGHT": False, "CAP": False, "ALIBI": False, "MASK": 0}
+    switches: dict[str, object] = {"BOUND_LEFT": False, "BOUND_RIGHT": False, "CAP": False, "ALIBI": False, "MASK": 0}
     own = {"SINKS": False, "LAYOUT": 0, "PAGE": 1}
     for feature in build.features:
         for name, value in FEATURES[feature].items():

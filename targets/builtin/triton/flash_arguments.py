@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -28,7 +27,7 @@ class Options:
     sinks: torch.Tensor | None = None
     mask: torch.Tensor | None = None
 
-    def switches(self) -> dict[str, Any]:
+    def switches(self) -> dict[str, object]:
         """The compile-time arguments of `targets.builtin.triton.scores.score_tile`."""
         mask = 0 if self.mask is None else 2 if self.mask.is_floating_point() else 1
         return {

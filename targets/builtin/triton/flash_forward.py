@@ -192,13 +192,13 @@ def run(
 def attention_arguments(
     head_dim: int,
     value_dim: int,
-    switches: dict[str, Any],
+    switches: dict[str, object],
     *,
     sinks: bool = False,
     layout: int = DENSE,
     page: int = 1,
     return_lse: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The compile-time arguments of `attention_kernel`; `switches` as of `Options.switches`."""
     return {
         **widths(head_dim, value_dim),

@@ -7,7 +7,6 @@ the bottom right.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -154,7 +153,7 @@ def _pages_exist(table: torch.Tensor, lengths: torch.Tensor, *, pages: int, page
             raise ValueError(f"{length} keys need {needed} pages of {page_size}, out of {pages}; block_table has {row}")
 
 
-_COMMON: dict[str, Any] = {
+_COMMON: dict[str, object] = {
     "dtypes": tuple(DTYPES.values()),
     "devices": ("cpu", "cuda"),
     "contract": "flash",
