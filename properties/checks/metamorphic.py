@@ -16,6 +16,7 @@ from oracle.block import Block
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import Float64Array, StoredArray, format_of
+from oracle.ops.table import op_named
 from properties.judge.empty_rows import unpromised
 from properties.judge.pipeline import structure
 from properties.judge.remembered import bounded, judged
@@ -40,6 +41,15 @@ def observe(subject: Subject, case: Case) -> Outputs:
     if wrong is not None:
         raise Unobserved(wrong)
     return observed.outputs
+
+
+def exact_output(case: Case) -> Float64Array:
+    """The op's first output as it is exactly, nearest float64; 0 where nothing is computed."""
+    row = op_named(case.op)
+    whole = np.zeros(row.output_shapes(case)[row.outputs[0]])
+    for block in enclose(case):
+        block.whole(row.outputs[0], whole)[block.rows] = block.part(row.outputs[0]).hi
+    return whole
 
 
 Masks = Mapping[str, NDArray[np.bool_]]

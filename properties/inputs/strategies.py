@@ -29,7 +29,7 @@ from properties.inputs.recipes import (
     mask_array,
     plant,
 )
-from properties.ops.attention.options import NAMES, NONE, Extras, drawn, facts, option_values
+from properties.ops.attention.options import NAMES, NONE, Extras, basic_values, drawn, facts, option_values
 from properties.subject import Input, Subject
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -151,12 +151,7 @@ def attention_input(
     if logits.kind != "plain":
         planted = plant(q.astype(np.float64), k.astype(np.float64), used, logits, recipe.seed)
         q, k = (stored(x, fmt) for x in planted)
-    options: dict[str, object] = {}
-    if is_causal and subject.has("is_causal"):
-        options["is_causal"] = True
-        options["causal_alignment"] = subject.conventions.get("causal_alignment", "top_left")
-    if scale is not None and subject.has("scale"):
-        options["scale"] = scale
+    options = basic_values(subject, is_causal=is_causal, scale=scale)
     if mask is not None and subject.has("attn_mask"):
         options["attn_mask"] = mask_array(taken(subject, mask), recipe.seed, (batch, heads, sq, sk), subject.wide)
     options |= option_values(subject, extras, batch=batch, heads=heads, kv_heads=kv_heads)

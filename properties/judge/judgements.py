@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from oracle.case import Case
 from oracle.formats import Float64Array, StoredArray
-from properties.checks.metamorphic import agree, observe, same_bits
+from properties.checks.metamorphic import agree, exact_output, full_bounds, observe, same_bits
 from properties.judge.pipeline import certify, structure
+from properties.judge.remembered import judged
 from properties.judge.verdict import Basis, Judgement, Verdict
 from properties.subject import Input, Subject
 from targets.calling.target import run
@@ -32,6 +34,33 @@ def structure_only(subject: Subject, example: Input) -> Judgement:
 def within_bound(subject: Subject, example: Input) -> Judgement:
     """P1, P9, P17, P18: every output within the bound derived from the contract."""
     return certify(subject, example.case)
+
+
+def options_matter(subject: Subject, case: Case, names: Iterable[str], *, widest: bool = False) -> Judgement:
+    """P17: the result is within its bound, and the effect of each option larger (else the input tests nothing).
+
+    names: those asked about, as far as they are set. widest: larger than the bound of any form of the contract, not of
+    the first.
+    """
+    certified, given = certify(subject, case), [name for name in names if name in case.options]
+    if certified.verdict is not Verdict.PASS or not given:
+        return certified
+    outputs = observe(subject, case)
+
+    def unseen() -> Judgement:
+        bounds = full_bounds(subject, case, outputs)
+        room = np.max([b[subject.target.row.outputs[0]] for b in (bounds if widest else bounds[:1])], axis=0)
+        exact = exact_output(case)
+        for name in given:
+            if not (np.abs(exact - exact_output(case.without_options(name))) > 2 * room).any():
+                detail = f"option {name} has no visible effect on this input"
+                return Judgement(Verdict.VACUOUS, Basis.DERIVED, detail)
+        return Judgement(Verdict.PASS, Basis.DERIVED)
+
+    found = judged("options matter", subject, [(case, outputs)], unseen)
+    return (
+        certified if found.verdict is Verdict.PASS else replace(certified, verdict=found.verdict, detail=found.detail)
+    )
 
 
 def purity(

@@ -260,6 +260,15 @@ def drawn(draw: Draw, subject: Subject, names: Sequence[str], *, one: bool = Fal
     return values
 
 
+def basic_values(subject: Subject, *, is_causal: bool, scale: float | None) -> dict[str, object]:
+    """Causality and scale as options of a case, as far as the target has them; of any op that attends."""
+    options: dict[str, object] = {}
+    if is_causal and subject.has("is_causal"):
+        last = subject.target.row.options["causal_alignment"]
+        options |= {"is_causal": True, "causal_alignment": subject.conventions.get("causal_alignment", last)}
+    return options | ({"scale": scale} if scale is not None and subject.has("scale") else {})
+
+
 def option_values(subject: Subject, extras: Extras, *, batch: int, heads: int, kv_heads: int = 1) -> dict[str, object]:
     """The options of a case: those of ``extras`` that the target has, and what they mean to it."""
     axes, options = {"B": batch, "Hq": heads, "Hkv": kv_heads}, {}

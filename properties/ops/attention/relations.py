@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,12 +13,11 @@ from oracle.bounds.forward import EXPONENT_ROUNDINGS, LSE_ROUNDINGS
 from oracle.case import Case
 from oracle.contract.constants import constants
 from oracle.contract.contract import Contract
-from oracle.evaluate import enclose
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention.case import blocks, visibility
 from oracle.ops.attention.options import CHOICES, COUNTED_ONCE, ROWS, is_set, taken
 from oracle.ops.attention.row import NAN_BEHIND
-from properties.checks.metamorphic import Outputs, agree, differing, full_bounds, observe, same_bits
+from properties.checks.metamorphic import Outputs, agree, differing, exact_output, full_bounds, observe, same_bits
 from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
 from properties.judge.pipeline import certify
@@ -105,10 +104,6 @@ def _used_nan(subject: Subject, case: Case, visible: NDArray[np.bool_]) -> Judge
     return Judgement(Verdict.FAIL, Basis.EXACT, "a NaN in a query row is swallowed: the output row is finite")
 
 
-def _exact(case: Case, outputs: Outputs) -> Float64Array:
-    return np.stack([b.part("out").hi for b in enclose(case)]).reshape(outputs["out"].shape)
-
-
 def _widest(subject: Subject, case: Case, outputs: Outputs, where: NDArray[np.bool_]) -> Float64Array:
     """The widest bound that a form of the contract gives O [B, Hq, Sq, Dv], in heads with an element of ``where``; inf
     in others."""
@@ -152,7 +147,7 @@ def reachability(subject: Subject, example: Input) -> Judgement:
 
 def _unmoved(subject: Subject, seen: Sequence[tuple[Case, Outputs]], stuck: NDArray[np.bool_], key: int) -> Judgement:
     """FAIL where an element that ``stuck`` to its value as a key changed should have moved by more than its bounds."""
-    before, after = (_exact(case, outputs) for case, outputs in seen)
+    before, after = (exact_output(case) for case, _ in seen)
     room = sum(_widest(subject, case, outputs, stuck) for case, outputs in seen)
     stuck = stuck & (np.abs(before - after) > 2 * room)
     if not stuck.any():
@@ -229,38 +224,9 @@ def _two_sequences(first: Case, second: Case) -> Case:
     return replace(first, arrays=arrays, options=taken(first.options, B=twice))
 
 
-def _without(case: Case) -> Iterator[tuple[str, Case]]:
-    for name in [name for name in ROWS if name not in CHOICES]:
-        if name in case.options:
-            yield name, case.without_options(name)
-
-
 def options_matter(subject: Subject, example: Input) -> Judgement:
-    """P17: the result is within its bound, and the option's effect larger (else the input tests nothing)."""
-    case = example.case
-    certified = certify(subject, case)
-    if certified.verdict is not Verdict.PASS:
-        return certified
-    outputs = observe(subject, case)
-    visible = judged("options matter", subject, [(case, outputs)], lambda: _effects(subject, case, outputs))
-    return (
-        certified
-        if visible.verdict is Verdict.PASS
-        else replace(certified, verdict=visible.verdict, detail=visible.detail)
-    )
-
-
-def _effects(subject: Subject, case: Case, outputs: Outputs) -> Judgement:
-    """VACUOUS for an option without which the exact output is the same but for twice the bound."""
-    for name, bare in _without(case):
-        moved, bound = (
-            np.abs(_exact(case, outputs) - _exact(bare, outputs)),
-            full_bounds(subject, case, outputs)[0]["out"],
-        )
-        if not (moved > 2 * bound).any():
-            detail = f"option {name} has no visible effect on this input"
-            return Judgement(Verdict.VACUOUS, Basis.DERIVED, detail)
-    return Judgement(Verdict.PASS, Basis.DERIVED)
+    """P17."""
+    return judging.options_matter(subject, example.case, [name for name in ROWS if name not in CHOICES])
 
 
 SHIFTS = (-10, -3, -1, 1, 3, 10)

@@ -10,13 +10,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.case import Case
-from oracle.evaluate import enclose
-from properties.checks.metamorphic import full_bounds, observe
 from properties.inputs.recipes import GENERAL, Recipe, array
 from properties.inputs.strategies import SEEDS, Draw
+from properties.judge import judgements as judging
 from properties.judge.judgements import structure_only, within_bound
-from properties.judge.pipeline import certify
-from properties.judge.verdict import Judgement, Verdict
+from properties.judge.verdict import Judgement
 from properties.ops.blocks.shared import causal, permuted_channels, pure, weight, within_both
 from properties.ops.rope.scalings import RELEASED, dynamic, longrope, parameters
 from properties.property import Property
@@ -245,25 +243,9 @@ def dtype_edges(subject: Subject) -> Iterator[Input]:
 
 
 def options_matter(subject: Subject, example: Input) -> Judgement:
-    """P17: the option's effect exceeds the bounds (else the input tests nothing), the result is within its own."""
-    case = example.case
-    judged = certify(subject, case)
-    if judged.verdict is not Verdict.PASS:
-        return judged
-    outputs = observe(subject, case)
-    bound = np.max([b["out"] for b in full_bounds(subject, case, outputs)], axis=0)
-    exact = _exact(case)
-    for name in case.options:
-        if name == "num_heads":
-            continue
-        bare = case.without_options(name)
-        if not (np.abs(exact - _exact(bare)) > 2 * bound).any():
-            return replace(judged, verdict=Verdict.VACUOUS, detail=f"option {name} has no visible effect on this input")
-    return judged
-
-
-def _exact(case: Case) -> Any:
-    return np.stack([block.part("out").hi for block in enclose(case)])
+    """P17."""
+    names = [name for name in example.case.options if name != "num_heads"]
+    return judging.options_matter(subject, example.case, names, widest=True)
 
 
 def prefix(subject: Subject, example: Input) -> Judgement:

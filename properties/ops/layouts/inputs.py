@@ -16,7 +16,7 @@ from oracle.formats import Format, StoredArray
 from oracle.ops.layouts.case import PAGED
 from properties.inputs.recipes import GENERAL, Logits, Recipe, array, plant
 from properties.inputs.strategies import HEAD_DIMS, SEEDS, lengths, refuses
-from properties.ops.attention.options import NAMES, NONE, Extras, drawn, facts, option_values
+from properties.ops.attention.options import NAMES, NONE, Extras, basic_values, drawn, facts, option_values
 from properties.subject import Input, Subject
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -89,14 +89,7 @@ def layout_input(
         for n, (queries, keys) in enumerate(pairs)
     ]
     arrays = _paged(parts, fmt, page_size, spare, recipe.seed) if subject.op == PAGED else _packed(parts, fmt)
-    options: dict[str, object] = {}
-    if is_causal and subject.has("is_causal"):
-        options["is_causal"] = True
-        options["causal_alignment"] = subject.conventions.get(
-            "causal_alignment", "bottom_right" if subject.op == PAGED else "top_left"
-        )
-    if scale is not None and subject.has("scale"):
-        options["scale"] = scale
+    options = basic_values(subject, is_causal=is_causal, scale=scale)
     options |= option_values(subject, extras, batch=len(pairs), heads=heads)
     about = {
         "recipe": recipe.family,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +9,13 @@ from numpy.typing import NDArray
 
 from oracle.case import Case
 from oracle.evaluate import enclose
-from oracle.formats import Float64Array, StoredArray
+from oracle.formats import StoredArray
 from oracle.ops.attention.options import CHOICES, taken
 from oracle.ops.layouts.case import OPTIONS, PAGED, VARLEN, key_count, pages_of, query_range, sequences
-from oracle.ops.table import op_named
 from properties.checks.invariance import equal_bits, invariant
 from properties.checks.metamorphic import Outputs, agree, full_bounds, observe
 from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
-from properties.judge.pipeline import certify
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
 from properties.subject import Input, Subject
 
@@ -236,28 +233,6 @@ def _joined(first: Case, second: Case) -> Case:
     return replace(first, arrays=arrays, options=taken(first.options, B=[*range(sequences(first))] * 2))
 
 
-def exact_output(case: Case) -> Float64Array:
-    """The exact O in its own layout, nearest float64; 0 where no sequence has a row."""
-    whole = np.zeros(op_named(case.op).output_shapes(case)["out"])
-    for block in enclose(case):
-        block.whole("out", whole)[block.rows] = block.part("out").hi
-    return whole
-
-
-def _without(case: Case) -> Iterator[tuple[str, Case]]:
-    for name in OPTIONS:
-        if name in case.options and name not in CHOICES:
-            yield name, case.without_options(name)
-
-
 def options_matter(subject: Subject, example: Input) -> Judgement:
-    """P17: the result is within its bound, and each option's effect larger (else the input tests nothing)."""
-    case = example.case
-    judged = certify(subject, case)
-    if judged.verdict is not Verdict.PASS:
-        return judged
-    exact, room = exact_output(case), full_bounds(subject, case, observe(subject, case))[0]["out"]
-    for name, bare in _without(case):
-        if not (np.abs(exact - exact_output(bare)) > 2 * room).any():
-            return Judgement(Verdict.VACUOUS, Basis.DERIVED, f"option {name} has no visible effect on this input")
-    return judged
+    """P17."""
+    return judging.options_matter(subject, example.case, [name for name in OPTIONS if name not in CHOICES])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oracle.case import Case
 from properties.inputs.recipes import Logits, Recipe, array, plant
 from properties.inputs.strategies import SEEDS, Draw, lengths
+from properties.ops.attention.options import basic_values
 from properties.subject import Input, Subject
 
 Widths = tuple[int, int, int, int]
@@ -90,12 +91,7 @@ def mla_input(
     used = scale if scale is not None else (d_h + d_r) ** -0.5
     # [B, H, Sq, d_r] and [B, Sk, d_r]: one channel of the rotary part, which all heads share.
     wide["q_pe"], wide["k_pe"] = plant(wide["q_pe"], wide["k_pe"], used, logits, recipe.seed)
-    options: dict[str, object] = {}
-    if is_causal and subject.has("is_causal"):
-        options["is_causal"] = True
-        options["causal_alignment"] = subject.conventions.get("causal_alignment", "top_left")
-    if scale is not None and subject.has("scale"):
-        options["scale"] = scale
+    options = basic_values(subject, is_causal=is_causal, scale=scale)
     top = subject.fmt.max_finite
     arrays = {name: subject.fmt.store(np.clip(values, -top, top)) for name, values in wide.items()}
     facts = {

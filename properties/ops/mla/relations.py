@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.case import Case
-from oracle.evaluate import enclose
 from oracle.formats import Float64Array, Format
 from oracle.ops.mla.case import visibility
-from properties.checks.metamorphic import Outputs, agree, full_bounds, observe, same_bits
+from properties.checks.metamorphic import Outputs, agree, exact_output, full_bounds, observe, same_bits
+from properties.judge import judgements as judging
 from properties.judge.judgements import SLACK, draw_of, kept, purity
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
@@ -22,13 +21,6 @@ from targets.calling.target import BadTarget
 
 WEIGHTS = ("w_uk", "w_uv")
 KEYS = ("c_kv", "k_pe")
-
-
-def exact_out(case: Case) -> Float64Array:
-    """[B, H, Sq, d_v]: midpoints of the exact output."""
-    b, h = case.arrays["q_nope"].shape[:2]
-    parts = np.stack([block.part("out").hi for block in enclose(case)])
-    return parts.reshape(b, h, *parts.shape[1:])
 
 
 def visible_rows(case: Case) -> NDArray[np.bool_]:
@@ -63,7 +55,7 @@ def reachability(subject: Subject, example: Input) -> Judgement:
     stuck = (before["out"].astype(np.float64) == after["out"].astype(np.float64)) & sees
     if stuck.any():
         first, second = (_widest(subject, c, o) for c, o in ((case, before), (other, after)))
-        stuck &= np.abs(exact_out(case) - exact_out(other)) > 2 * (first + second)
+        stuck &= np.abs(exact_output(case) - exact_output(other)) > 2 * (first + second)
     if not stuck.any():
         return Judgement(Verdict.PASS, Basis.DERIVED, f"key {j} changes the rows that may attend to it and no others")
     at = [int(i) for i in np.argwhere(stuck)[0]]
@@ -109,24 +101,9 @@ def pure(subject: Subject, example: Input) -> Judgement:
     return purity(subject, case, other, both, lambda values: values[: len(values) // 2])
 
 
-def _without(case: Case) -> Iterator[tuple[str, Case]]:
-    for name in ("scale", "is_causal"):
-        if name in case.options:
-            yield name, case.without_options(name)
-
-
 def options_matter(subject: Subject, example: Input) -> Judgement:
-    """P17: the option's effect exceeds the bounds (else the input tests nothing), the result is within its own."""
-    case = example.case
-    judged = certify(subject, case)
-    if judged.verdict is not Verdict.PASS:
-        return judged
-    exact = exact_out(case)
-    bound = _widest(subject, case, observe(subject, case))
-    for name, bare in _without(case):
-        if not (np.abs(exact - exact_out(bare)) > 2 * bound).any():
-            return replace(judged, verdict=Verdict.VACUOUS, detail=f"option {name} has no visible effect on this input")
-    return judged
+    """P17."""
+    return judging.options_matter(subject, example.case, ("scale", "is_causal"), widest=True)
 
 
 def _scaled(case: Case, fmt: Format, powers: dict[str, int]) -> Case | None:
