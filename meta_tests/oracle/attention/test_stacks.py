@@ -131,17 +131,25 @@ def test_models_of_a_stack_are_those_of_its_heads() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bounds_of_a_stack_are_those_of_its_heads(layout: str) -> None:
+def test_bounds_of_a_stack_are_those_of_its_heads(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for case in cases(20):
         asked = LAYOUTS[layout](case)
         forms = preset_forms(asked.op, "flash")
         formats = {"lse": FORMATS["fp32"]} | dict.fromkeys(op_named(asked.op).outputs, FORMATS["bf16"])
         blocks, bounds = enclose(asked), bounds_of(asked.op)
+        found: dict[int, Any] = {}
         for whole, places in at_once(asked.op, blocks):
-            found = bounds(asked, whole, forms, formats)
-            for index, place in places:
-                single = bounds(asked, blocks[index], forms, formats)
-                for one, other, form in zip(of_head(found, place), single, forms, strict=True):
-                    for name in one:
-                        assert np.array_equal(one[name].bound, other[name].bound, equal_nan=True), (name, form.label)
-                        assert np.array_equal(one[name].may_overflow, other[name].may_overflow), (name, form.label)
+            made = bounds(asked, whole, forms, formats)
+            found |= {index: of_head(made, place) for index, place in places}
+        with monkeypatch.context() as patch:
+            patch.setattr(block_module, "CACHED", 0)
+            same = replace(asked)
+            single = [bounds(same, block, forms, formats) for block in enclose(same)]
+        for index, by_form in enumerate(single):
+            for one, other, form in zip(found[index], by_form, forms, strict=True):
+                for name in one:
+                    kept, wanted = one[name].bound, other[name].bound
+                    # Radii of gradients may differ, and with them a bound that is hardly larger.
+                    close = np.allclose(kept, wanted, rtol=1e-8, atol=1e-250, equal_nan=True)
+                    assert close if layout == "gradients" else np.array_equal(kept, wanted, equal_nan=True), form.label
+                    assert np.array_equal(one[name].may_overflow, other[name].may_overflow), (name, form.label)

@@ -13,18 +13,20 @@ docs/bounds.md has the derivation and what was simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oracle.arithmetic.ball import Ball, BallArithmetic
-from oracle.block import Block, Rows
+from oracle.block import Block, Key, Rows
 from oracle.bounds.attention import output as attention
 from oracle.bounds.attention.head import numbers
 from oracle.bounds.attention.inner import FormErrors, Sizes, form_errors
 from oracle.bounds.bounded import Bounded
+from oracle.bounds.landscape import Landscape
 from oracle.case import Case
 from oracle.contract.constants import Constants, accumulation_error
 from oracle.contract.contract import Contract
@@ -32,12 +34,13 @@ from oracle.enclosure import Enclosure
 from oracle.formats import FORMATS, Float64Array, Format, format_of
 from oracle.ops.attention import case as attention_case
 from oracle.ops.attention import gradient_case as gradients
+from oracle.ops.attention.options import chosen
 from oracle.recent import Recent
 
 # Roundings of the scaled gradient.
 SCALE_ROUNDINGS = 3
 # Errors of so many pairs, of which each form has three float64 numbers.
-_LAST = Recent(2**18)
+_LAST, _FORWARDS = Recent(2**18), Recent(2**18)
 
 
 def bounds(
@@ -151,8 +154,32 @@ def _upper(ar: BallArithmetic, value: Ball) -> Float64Array:
 
 
 def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract]) -> _HeadErrors:
-    ar = BallArithmetic()
     plain = case.without_options("lse_sink") if "lse_sink" in case.options else case
+    stack, place = gradients.neighbours(plain, key, rows)
+    size, what = len(rows) * case.arrays["k"].shape[2] * np.size(stack[0]), (rows.tobytes(), tuple(forms))
+    names = tuple(np.asarray(i).tobytes() for i in stack)
+    whole, allowed = _FORWARDS.of(case, (names, *what), size, partial(_forward, plain, stack, rows, forms))
+    if place is not None:
+        whole, allowed = _of_head((whole, allowed), place, {})
+    x = attention_case.head(plain, key, rows)
+    asked = gradients.bias_of(case) is not None
+    return _HeadErrors(
+        whole.p,
+        whole.ds,
+        whole.dx,
+        None if whole.sink is None else whole.sink * whole.delta,
+        _of_rows(whole.dx, np.abs(x.k)),
+        _of_columns(whole.dx, np.abs(x.q)),
+        _of_columns(whole.p, whole.do),
+        whole.alpha,
+        chosen(plain, "softcap_order") == "after_mask" and whole.softcap is not None,
+        [form_errors(whole, a, form, with_ds=asked) for a, form in zip(allowed, forms, strict=True)],
+    )
+
+
+def _forward(plain: Case, key: Key, rows: Rows, forms: Sequence[Contract]) -> tuple[Sizes, list[attention.Errors]]:
+    """Magnitudes in a head, or in those of a stack, and what each form allows forwards."""
+    ar = BallArithmetic()
     with ar.working():
         inner, x, _, _ = gradients.head_gradients(ar, plain, key, rows)
         ahead = attention_case.block_of(ar, plain, key, rows, x, inner.forward)
@@ -160,30 +187,30 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         sizes["dx"] = sizes["ds"] if inner.dx is inner.ds else _upper(ar, inner.dx)
         sink = None if inner.sink_weight is None else _upper(ar, inner.sink_weight)
         slope = None if inner.slope is None else Enclosure(*ar.to_enclosure(inner.slope))
-    fmt = format_of(case.arrays["q"])
+    fmt = format_of(plain.arrays["q"])
     wide = FORMATS["fp64" if forms[0].arithmetic.compute == "fp64" else "fp32"]
     given = numbers(plain, ahead)
     allowed = attention.errors(given, ahead, forms, (fmt, wide))
-    do = np.abs(gradients.cotangent(case, key, rows)[0])
+    do, v = np.abs(gradients.cotangent(plain, key, rows)[0]), np.abs(x.v)
+    magnitude = (do @ v.swapaxes(-1, -2)) * (1 + 2.0**-52 * (do.shape[-1] + 2))
+    magnitude = np.where(x.visible, magnitude, 0.0)
     out = ahead.part("out").upper_abs()
-    visible = x.visible
-    dims = do.shape[1]
-    magnitude = (do @ np.abs(x.v).T) * (1 + 2.0**-52 * (dims + 2))
-    magnitude = np.where(visible, magnitude, 0.0)
-    whole = Sizes(do, np.abs(x.v), out, magnitude, slope, visible, sink, fmt, given.softcap, given.alpha, **sizes)
-    asked = gradients.bias_of(case) is not None
-    return _HeadErrors(
-        sizes["p"],
-        sizes["ds"],
-        sizes["dx"],
-        None if sink is None else sink * sizes["delta"],
-        _of_rows(sizes["dx"], np.abs(x.k)),
-        _of_columns(sizes["dx"], np.abs(x.q)),
-        _of_columns(sizes["p"], do),
-        given.alpha,
-        given.cap_last,
-        [form_errors(whole, a, form, with_ds=asked) for a, form in zip(allowed, forms, strict=True)],
-    )
+    return Sizes(do, v, out, magnitude, slope, x.visible, sink, fmt, given.softcap, given.alpha, **sizes), allowed
+
+
+def _of_head(x: Any, place: int, made: dict[int, Any]) -> Any:
+    """One head's of what `_forward` gives for a stack; made: what was already, because identity counts."""
+    if id(x) in made:
+        return made[id(x)]
+    if isinstance(x, tuple | list):
+        found: Any = [_of_head(part, place, made) for part in x]
+    elif isinstance(x, (Sizes, attention.Errors, Landscape, Bounded, Enclosure)):
+        parts = {f.name: getattr(x, f.name) for f in fields(x) if f.init}
+        found = type(x)(**{name: _of_head(part, place, made) for name, part in parts.items()})
+    else:
+        found = x[place] if isinstance(x, np.ndarray) else x
+    made[id(x)] = found
+    return found
 
 
 Parts = Sequence[tuple[_HeadErrors, FormErrors]]

@@ -121,7 +121,7 @@ class FormRows:
     @property
     def sink_rho(self) -> Float64Array:
         """[r, 1]: of the last key's weight."""
-        return self.group.rho[:, -1:] + self.tilted.even
+        return self.group.rho[..., -1:] + self.tilted.even
 
 
 @dataclass(frozen=True, slots=True, eq=False)

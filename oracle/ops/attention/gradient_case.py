@@ -116,21 +116,25 @@ def head_gradients(ar: Arithmetic[V], case: Case, key: Key, rows: Rows, *, order
 
     Small heads are evaluated with their neighbours, of which other blocks will ask.
     """
+    stack, place = neighbours(case, key, rows) if ar.stacks else (key, None)
+    what = (repr(ar), *(np.asarray(i).tobytes() for i in stack), rows.tobytes(), order)
+    size = len(rows) * case.arrays["k"].shape[2] * np.size(stack[0])
+    made: Gradients[V] = _LAST.of(case, what, size, lambda: _head_gradients(ar, case, stack, rows, order))
+    if place is not None:
+        made = picked(made, place)
+    return made
+
+
+def neighbours(case: Case, key: Key, rows: Rows) -> tuple[Key, Any]:
+    """(the stack with which a head, or a smaller stack, is evaluated, its place there); None: it is one by itself."""
     batch, heads = case.arrays["q"].shape[:2]
-    size, place = len(rows) * case.arrays["k"].shape[2], np.asarray(key[0] * heads + key[1])
-    many = at_once(size) if ar.stacks and not _mixed(case) else 1
+    place = np.asarray(key[0] * heads + key[1])
+    many = 1 if _mixed(case) else at_once(len(rows) * case.arrays["k"].shape[2])
     first = int(place.min()) // many * many
     count = min(many, batch * heads - first)
-    if count > 1 and int(place.max()) < first + count:
-        key = tuple(np.divmod(np.arange(first, first + count), heads))
-    what = (repr(ar), *(np.asarray(i).tobytes() for i in key), rows.tobytes(), order)
-    made: Gradients[V] = _LAST.of(
-        case, what, size * np.size(key[0]), lambda: _head_gradients(ar, case, key, rows, order)
-    )
-    if np.ndim(key[0]) == 0 or (place.ndim and len(place) == len(key[0])):
-        return made
-    found: Gradients[V] = picked(made, place - first)
-    return found
+    if count <= max(1, place.size if place.ndim else 1) or int(place.max()) >= first + count:
+        return key, None
+    return tuple(np.divmod(np.arange(first, first + count), heads)), place - first
 
 
 def _mixed(case: Case) -> bool:
