@@ -92,7 +92,7 @@ EDITED = {
     ],
     # One more constant in the scale, as with factors.
     "oracle/bounds/attention/head.py": [("for name in DESCALES)", 'for name in (*DESCALES, "temperature"))')],
-    "properties/ops/attention/options.py": [("    ),\n)\nTRIED", f"    ),\n{TRIED})\nTRIED")],
+    "properties/ops/attention/options.py": [(")  # fmt: skip\nTRIED", f"{TRIED})  # fmt: skip\nTRIED")],
     "targets/honest/table.py": [
         (
             '    _flash("tile_16"',

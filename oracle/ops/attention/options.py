@@ -97,13 +97,10 @@ def shaped(value: Any, row: Option, sizes: Sizes) -> str:
     shapes = sizes.shapes(row.dims)
     if isinstance(value, np.ndarray) and value.shape in shapes:
         return ""
-    if len(shapes) == 1:
-        wanted = f"[{', '.join(row.dims.split())}] = {list(shapes[0])}"
-    else:
-        wanted = " or ".join(str(list(shape)) for shape in shapes)
-    return f"must be an array {wanted}, got " + (
-        f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
-    )
+    named = f"[{', '.join(row.dims.split())}] = " if len(shapes) == 1 else ""
+    wanted = named + " or ".join(str(list(shape)) for shape in shapes)
+    got = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+    return f"must be an array {wanted}, got {got}"
 
 
 def _window(value: Any, row: Option, sizes: Sizes) -> str:
@@ -147,32 +144,17 @@ TABLE = (
     Option("scale", check=finite, aliases=("sm_scale", "softmax_scale")),
     Option("is_causal", default=False, depends=("causal_alignment",), aliases=("causal",), excludes=True),
     Option(
-        "attn_mask",
-        check=_mask,
-        aliases=("mask",),
-        dims="B Hq Sq Sk",
-        spreads=True,
-        gradient="dbias",
-        excludes=True,
+        "attn_mask", check=_mask, aliases=("mask",), dims="B Hq Sq Sk", spreads=True, gradient="dbias", excludes=True,
         lacking=frozenset({"layouts"}),
     ),
     Option(
-        "window_size",
-        check=_window,
-        depends=("causal_alignment", "window_left"),
-        aliases=("window",),
-        excludes=True,
+        "window_size", check=_window, depends=("causal_alignment", "window_left"), aliases=("window",), excludes=True
     ),
     Option("softcap", check=positive, depends=("softcap_order",), aliases=("logits_soft_cap",)),
     # A part of the keys sees its queries elsewhere.
     Option("alibi_slopes", check=shaped, depends=("causal_alignment", "alibi_bias"), dims="B Hq", parts="none"),
     Option(
-        "sinks",
-        check=shaped,
-        depends=("lse_sink",),
-        aliases=("sink", "s_aux"),
-        dims="Hq",
-        gradient="dsinks",
+        "sinks", check=shaped, depends=("lse_sink",), aliases=("sink", "s_aux"), dims="Hq", gradient="dsinks",
         parts="one",
     ),
     _descale("q"),
@@ -183,7 +165,7 @@ TABLE = (
     _meanings("softcap_order", "before_mask", "after_mask"),
     _meanings("alibi_bias", "distance", "key_index"),
     _meanings("lse_sink", "included", "excluded"),
-)
+)  # fmt: skip
 ROWS: Mapping[str, Option] = {row.name: row for row in TABLE}
 CHOICES = {row.name: row.meanings for row in TABLE if row.meanings}
 """Options that say which of the published meanings holds."""

@@ -44,7 +44,7 @@ class Tried:
 
     edges: list of edge inputs -> values there: ``matter`` (P17), ``decode`` (P10), ``sums`` (P5, P8), ``heads`` (P13),
     ``sequences`` (P11, P12), ``all`` and ``small`` (one, beside those of all others); of packed calls ``packed`` (P17),
-    ``packed steps``, ``packed parts``, ``packed sums``, ``packed heads``. felt: size of the scores at which it shows.
+    ``packed steps`` (P10), ``packed sums`` (P8). felt: size of the scores at which it shows.
 
     others: what a case would be if the option were misread, and how that is said. without: dtypes in which it is not
     tried. kept: a head that is explained alone has it as an option, not in its mask, bias or numbers. symmetric: keys
@@ -98,13 +98,8 @@ TABLE = (
         ((3, 0), (0, 0), (-1, 2), (5, -1), (2, 3), (15, 0), (16, 16), (31, 1), (33, 0), (64, 2)),
         fact="window",
         edges={
-            "matter": ((4, 0), (0, 3), (-1, 2), (6, -1), (2, 5)),
-            "decode": ((2, -1),),
-            "sums": ((4, 1),),
-            "all": ((5, 2),),
-            "small": ((3, 0),),
-            "packed": ((4, 0), (2, 1), (-1, 0)),
-            "packed steps": ((3, -1),),
+            "matter": ((4, 0), (0, 3), (-1, 2), (6, -1), (2, 5)), "decode": ((2, -1),), "sums": ((4, 1),),
+            "all": ((5, 2),), "small": ((3, 0),), "packed": ((4, 0), (2, 1), (-1, 0)), "packed steps": ((3, -1),),
         },
         others=alternatives.windows,
         kept=False,
@@ -114,11 +109,7 @@ TABLE = (
         "the soft cap",
         (5.0, 1.0, 30.0, 50.0),
         edges={
-            "matter": (1.0, 5.0, 30.0),
-            "decode": (2.0,),
-            "sums": (4.0,),
-            "all": (5.0,),
-            "small": (5.0,),
+            "matter": (1.0, 5.0, 30.0), "decode": (2.0,), "sums": (4.0,), "all": (5.0,), "small": (5.0,),
             "packed": (1.0,),
         },
         # Beyond a cap of 30.
@@ -134,19 +125,11 @@ TABLE = (
         fact="alibi",
         value=slopes,
         edges={
-            "matter": ("heads", "sequences"),
-            "decode": ("heads",),
-            "sums": ("heads", "sequences"),
-            "heads": ("heads", "sequences"),
-            "sequences": ("sequences",),
-            "all": ("heads",),
-            "small": ("heads",),
-            "packed": ("heads", "sequences"),
-            "packed heads": ("heads",),
+            **dict.fromkeys(("matter", "sums", "heads", "packed"), ("heads", "sequences")),
+            **dict.fromkeys(("decode", "all", "small"), ("heads",)), "sequences": ("sequences",),
         },
         others=alternatives.slopes,
         kept=False,
-        limits={"heads": "slopes_by_head", "sequences": "slopes_by_sequence"},
     ),
     Tried(
         "sinks",
@@ -155,16 +138,8 @@ TABLE = (
         fact="sink",
         value=sinks,
         edges={
-            "matter": (0.5, 5.0),
-            "decode": (1.0,),
-            "sums": (0.0, 8.0, -8.0),
-            "heads": (0.0,),
-            "all": (1.0,),
-            "small": (1.0,),
-            "packed": (1.0,),
-            "packed parts": (1.0,),
-            "packed sums": (2.0,),
-            "packed heads": (1.0,),
+            "matter": (0.5, 5.0), "sums": (0.0, 8.0, -8.0), "heads": (0.0,), "packed sums": (2.0,),
+            **dict.fromkeys(("decode", "all", "small", "packed"), (1.0,)),
         },
         others=alternatives.sinks,
         symmetric=True,
@@ -176,13 +151,13 @@ TABLE = (
         fact="descale",
         names=DESCALES,
         value=descales,
-        edges={"matter": ("heads", "one"), "decode": ("heads",), "heads": ("heads",), "all": ("heads",)},
+        edges={"matter": ("heads", "one"), **dict.fromkeys(("decode", "heads", "all"), ("heads",))},
         others=alternatives.descales,
         # Products with factors are not exact there.
         without=("fp64",),
         kept=False,
     ),
-)
+)  # fmt: skip
 TRIED: Mapping[str, Tried] = {row.name: row for row in TABLE}
 NAMES = tuple(TRIED)
 POSITIONED = tuple(name for name in NAMES if "causal_alignment" in ROWS[name].depends)
@@ -239,9 +214,9 @@ def alone(subject: Subject, edges: str, *, names: Sequence[str] = NAMES) -> Iter
             yield TRIED[name], {name: value}
 
 
-def together(edges: str) -> Extras:
+def together(edges: str, *, names: Sequence[str] = NAMES) -> Extras:
     """All options of a list of edge inputs at once."""
-    return {row.name: row.edges[edges][0] for row in TABLE if edges in row.edges}
+    return {name: TRIED[name].edges[edges][0] for name in names if edges in TRIED[name].edges}
 
 
 def drawn(draw: Draw, subject: Subject, names: Sequence[str], *, one: bool = False) -> Extras:

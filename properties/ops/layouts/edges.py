@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from oracle.ops.attention.options import COUNTED_ONCE
+from oracle.ops.attention.options import COUNTED_ONCE, ROWS
 from oracle.ops.layouts.case import PAGED
 from properties.inputs.recipes import Logits, Recipe
-from properties.ops.attention.options import alone, held, together
+from properties.ops.attention.options import NAMES, alone, held, together
 from properties.ops.layouts.inputs import Lengths, layout_input
 from properties.subject import Input, Subject
 
@@ -88,7 +88,7 @@ def parts(subject: Subject) -> Iterator[Input]:
         yield _made(subject, kind, pairs, page_size=4, kv_heads=2, logits=Logits(kind, size))
     if subject.has("is_causal"):
         yield _made(subject, "causal", _pairs(subject, (3, 20), (1, 33), sq=2), page_size=4, is_causal=True)
-    for row, extras in alone(subject, "packed parts"):
+    for row, extras in alone(subject, "packed", names=COUNTED_ONCE):
         yield _made(subject, row.fact, pairs, page_size=4, extras=extras)
 
 
@@ -96,7 +96,7 @@ def heads(subject: Subject) -> Iterator[Input]:
     """P13: heads in groups of two and of three, with a slope and a sink each."""
     pairs, causal = _pairs(subject, (3, 19), (1, 7), sq=2), subject.has("is_causal")
     yield _made(subject, "heads", pairs, page_size=4, kv_heads=2, group=3, is_causal=causal)
-    extras = together("packed heads")
+    extras = together("packed", names=[name for name in NAMES if "Hq" in ROWS[name].dims])
     if held(subject, tuple(extras)):
         yield _made(subject, "parameters", pairs, page_size=4, kv_heads=2, group=2, extras=extras)
 
