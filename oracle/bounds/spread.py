@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from oracle.enclosure import Enclosure
 from oracle.formats import Float64Array
 
-# Numbers of v [n, Dv] that are worked on at a time, so that they stay in cache.
-CACHED = 2**16
+# Numbers of v [n, Dv] that are worked on at a time, so that they stay in cache, and that are multiplied at a time.
+CACHED, MULTIPLIED = 2**16, 2**17
 # How many values may lie between zero and some output of their column, of all, and between zero and the output, of all
 # pairs of both, before it does not pay to list them; products of a weight and a value from which on it may.
 SORTED, LISTED, MANY = 1 / 6, 1 / 40, 2**22
@@ -36,32 +36,24 @@ class Near:
 class Values:
     """The v [n, Dv] of a head, as sums over its keys read them, whichever rows they are for (or of a stack's heads).
 
-    both [n, 2 Dv]: signs (1 of zero) beside magnitudes. total, high, low [Dv]: sum of magnitudes, largest and smallest
-    entry. near: None where there are too many, or where it is not worth while.
+    magnitude [n, Dv]. total, high, low [Dv]: sum of magnitudes, largest and smallest entry. near: None where there are
+    too many, or where it is not worth while.
     """
 
     v: Float64Array
-    both: Float64Array
+    magnitude: Float64Array
     total: Float64Array
     high: Float64Array
     low: Float64Array
     near: Near | None
 
-    @property
-    def magnitude(self) -> Float64Array:
-        return self.both[..., self.v.shape[-1] :]
 
-
-def values_of(v: Float64Array, out: Float64Array) -> Values:
-    """Of v [n, Dv], for rows of the outputs [r, Dv]."""
-    v = np.ascontiguousarray(v)
-    width = v.shape[-1]
-    both = np.empty((*v.shape[:-1], 2 * width))
-    both[..., :width] = np.where(v < 0, -1.0, 1.0)
-    np.abs(v, out=both[..., width:])
+def values_of(v: Float64Array, out: Float64Array, *, magnitude: Float64Array | None = None) -> Values:
+    """Of v [n, Dv], whose magnitude may be known, for rows of the outputs [r, Dv]."""
+    v, size = np.ascontiguousarray(v), np.abs(v) if magnitude is None else magnitude
     high, low = v.max(axis=-2, initial=-np.inf), v.min(axis=-2, initial=np.inf)
     near = _near(v, out) if v.ndim == 2 and len(out) * v.size >= MANY else None
-    return Values(v, both, both[..., width:].sum(axis=-2), high, low, near)
+    return Values(v, size, size.sum(axis=-2), high, low, near)
 
 
 def _near(v: Float64Array, out: Float64Array) -> Near | None:
@@ -113,24 +105,42 @@ def spread(x: Values, out: Enclosure, weights: Sequence[Float64Array], visible: 
     between = None if x.near is None else _between(x.near, out.hi, keys)
     raised = _raised(x.v, out.hi, weights) if between is None else None
     weighted, magnitudes = [], []
-    for index, weight in enumerate(weights):
+    products = _products(x, weights, signs=raised is None)
+    for index, (weight, product) in enumerate(zip(weights, products, strict=True)):
         whole = weight.sum(axis=-1, keepdims=True)
-        if between is not None:
-            # |v - O| = |v| - O sign(v), but for a v between zero and O: there |v - O| is missing twice.
-            products = weight @ x.both
-            size_of = products[..., width:]
-            apart = size_of - products[..., :width] * out.hi + 2 * between.sums(weight)
-        else:
+        beside, size_of = product[..., :width], product[..., width:]
+        if raised is not None:
             # |v - O| = 2 max(v, O) - v - O.
-            assert raised is not None
-            size_of = weight @ x.magnitude
-            apart = 2 * raised[index] - weight @ x.v - whole * out.hi
+            apart = 2 * raised[index] - beside - whole * out.hi
+        else:
+            # |v - O| = |v| - O sign(v), but for a v between zero and O: there |v - O| is missing twice.
+            assert between is not None
+            apart = size_of - beside * out.hi + 2 * between.sums(weight)
         # What the three sums may have rounded off, and then cancelled.
         slack = 2.0**-50 * (keys + 8) * (size_of + whole * np.abs(out.hi))
         weighted.append(np.maximum(apart, 0.0) + slack + whole * reach)
         magnitudes.append(size_of)
     distance = np.minimum(size + count * (np.abs(out.hi) + reach), count * farthest)
     return Spread(weighted, distance, farthest, size, largest, magnitudes)
+
+
+def _products(x: Values, weights: Sequence[Float64Array], *, signs: bool) -> list[Float64Array]:
+    """sum w v (or sum w sign v, where that of zero is 1) beside sum w |v|, for each w [r, n]: [r, 2 Dv]."""
+    keys, width = x.v.shape[-2:]
+    step = min(keys, max(64, MULTIPLIED // max(1, width)))
+    sums = [np.zeros((*weight.shape[:-1], 2 * width)) for weight in weights]
+    scratch = np.empty((*x.v.shape[:-2], step, 2 * width))
+    for start in range(0, keys, step):
+        part = (..., slice(start, start + step), slice(None))
+        both = scratch[..., : min(step, keys - start), :]
+        left, both[..., width:] = both[..., :width], x.magnitude[part]
+        # A negative zero plus zero is a positive one.
+        np.add(x.v[part], 0.0, out=left)
+        if signs:
+            np.copysign(1.0, left, out=left)
+        for total, weight in zip(sums, weights, strict=True):
+            total += weight[..., start : start + step] @ both
+    return sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,7 +214,7 @@ def _extremes(x: Values, visible: NDArray[np.bool_]) -> tuple[Float64Array, Floa
         seen, v = visible[..., None], x.v[..., None, :, :]
         return np.where(seen, v, -np.inf).max(axis=-2), np.where(seen, v, np.inf).min(axis=-2)
     if visible.ndim > 2:
-        heads = [Values(x.v[i], x.both[i], x.total[i], x.high[i], x.low[i], None) for i in range(len(x.v))]
+        heads = [Values(x.v[i], x.magnitude[i], x.total[i], x.high[i], x.low[i], None) for i in range(len(x.v))]
         found = [_extremes(head, own) for head, own in zip(heads, visible, strict=True)]
         return np.stack([high for high, _ in found]), np.stack([low for _, low in found])
     high, low = np.full((rows, x.v.shape[1]), -np.inf), np.full((rows, x.v.shape[1]), np.inf)

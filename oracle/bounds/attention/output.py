@@ -42,7 +42,7 @@ def bounds(
     observed = formats.get("out", whole.input_format), formats.get("lse", FORMATS["fp32"])
     parts = []
     with np.errstate(all="ignore"):
-        values, plans = values_of(whole.v, block.part("out").hi), _plans(whole, forms)
+        values, plans = values_of(whole.v, block.part("out").hi, magnitude=whole.v_magnitude), _plans(whole, forms)
         for head, piece in _pieces(whole, block):
             weighed = weigh(head, piece, plans, observed[1])
             outputs = _outputs(head, values, piece, weighed, forms, observed[0])
@@ -83,7 +83,7 @@ def errors(head: Head, block: Block, forms: Sequence[Contract], observed: tuple[
     ahead = [replace(form, label="", gradient=GradientClaims()) for form in forms]
     distinct = list(dict.fromkeys(ahead))
     made = weigh(head, block, _plans(head, distinct), observed[1])
-    values = values_of(head.v, block.part("out").hi)
+    values = values_of(head.v, block.part("out").hi, magnitude=head.v_magnitude)
     outputs = _outputs(head, values, block, made, distinct, observed[0])
     found = {
         form: Errors(f.constants, made.land, f.group.eps, f.sink_rho if head.has_sink else None, out, f.lse, f.broken)
