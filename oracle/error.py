@@ -150,23 +150,26 @@ def _is_rounded(observed: StoredArray, e: Enclosure, fmt: Format) -> Mask:
     """Where every real number of the enclosure rounds to ``observed``."""
     y = observed.astype(np.float64)
     infinite = np.isinf(y)
+    some = bool(infinite.any())
     # The distance of the exact value from y, or from the border beyond which infinity is the rounded value.
-    base = np.where(infinite, np.copysign(fmt.overflow_threshold, y), y)
+    base = np.where(infinite, np.copysign(fmt.overflow_threshold, y), y) if some else y
     gap, rest, slack = _difference(base, e.hi, e.lo)
     away = np.where(np.signbit(base), 1.0, -1.0)
-    magnitude = np.abs(np.where(infinite, 0.0, y))
+    magnitude = np.abs(np.where(infinite, 0.0, y) if some else y)
     above = fmt.ulp(magnitude)
     below = above * np.where(fmt.is_power_above_min(magnitude), 0.5, 1.0)
     # Twice the distance against the whole gap: half of the smallest fp64 gap is no fp64 number.
-    over = _sign(2 * away * gap - above, 2 * away * rest, 2 * (e.rad + slack))
-    under = _sign(2 * away * gap + below, 2 * away * rest, -2 * (e.rad + slack))
+    twice, small, reach = 2 * away * gap, 2 * away * rest, 2 * (e.rad + slack)
+    over, under = _sign(twice - above, small, reach), _sign(twice + below, small, -reach)
     # A tie goes to the even. The storage dtype may have digits that the format lacks (tf32): then y must be a member.
     unused = format_of(observed).precision - fmt.precision
     even = _is_even(observed, unused)
-    member = fmt.round(y) == y if unused else np.True_
     inside = ((over < 0) | (even & (over == 0))) & ((under > 0) | (even & (under == 0)))
-    reached = _sign(away * gap, away * rest, -(e.rad + slack)) >= 0
-    return np.where(infinite, reached, inside & member)
+    if unused:
+        inside &= fmt.round(y) == y
+    if not some:
+        return np.asarray(inside)
+    return np.where(infinite, _sign(away * gap, away * rest, -(e.rad + slack)) >= 0, inside)
 
 
 def _sign(large: Float64Array, small: Float64Array, reach: Float64Array) -> Float64Array:
@@ -265,10 +268,12 @@ def _summarise(parts: Sequence[Part]) -> Metrics:
         return chosen[0] if len(chosen) == 1 else np.concatenate(chosen) if chosen else np.empty(0)
 
     absolute, ulp = pool([e.absolute for e in errors]), pool([e.ulp for e in errors])
-    finite = pool([e.finite for e in errors]).astype(bool)
-    signed = pool([e.signed for e in errors])[finite]
+    finite, signed = pool([e.finite for e in errors]).astype(bool), pool([e.signed for e in errors])
+    signed = signed if finite.all() else signed[finite]
     ratio = pool([_ratio(e.absolute, bound) for e, bound, _ in parts])
-    scaled = pool([_ratio(e.absolute, None if d is None else np.asarray(d) * u) for e, _, d in parts])
+    sizes = [None if d is None else np.asarray(d) * u for _, _, d in parts]
+    sized = any(d is not None for d in sizes)
+    scaled = pool([_ratio(e.absolute, d) for e, d in zip(errors, sizes, strict=True)]) if sized else np.empty(0)
     n = int(absolute.size)
     # The worst element: by error / bound where that is defined, then by ULP.
     key = np.where(np.isnan(ratio), -1.0, ratio)

@@ -134,9 +134,12 @@ def _round_by_quantum(values: Float64Array, fmt: Format) -> Float64Array:
     within = np.abs(values) <= 2 * fmt.max_finite
     whole = bool(within.all())
     safe = values if whole else np.where(within, values, 0.0)
-    binade = (safe.view(np.int64) & _EXPONENT_BITS).view(np.float64)
-    anchor = np.maximum(binade, fmt.smallest_normal) * (1.5 * 2.0 ** (53 - fmt.precision))
-    rounded = np.asarray(np.copysign((safe + anchor) - anchor, safe))
+    anchor = np.asarray((safe.view(np.int64) & _EXPONENT_BITS).view(np.float64))
+    np.maximum(anchor, fmt.smallest_normal, out=anchor)
+    anchor *= 1.5 * 2.0 ** (53 - fmt.precision)
+    rounded = np.asarray(safe + anchor)
+    rounded -= anchor
+    np.copysign(rounded, safe, out=rounded)
     if whole and (not rounded.size or max(rounded.max(), -rounded.min()) <= fmt.max_finite):
         return rounded
     beyond = np.copysign(np.inf, values) if fmt.infinite else np.full(values.shape, np.nan)
@@ -160,6 +163,8 @@ STORAGE = ("fp64", "fp32", "fp16", "bf16")
 EIGHT_BITS = ("e4m3", "e5m2")
 """Formats of the inputs of attention beside those."""
 INPUTS = (*STORAGE, *EIGHT_BITS)
+"""Formats of the inputs of attention beside those."""
+_BY_DTYPE = {np.dtype(FORMATS[name].dtype): FORMATS[name] for name in INPUTS}
 
 
 def beside(inputs: str) -> Format:
@@ -176,7 +181,7 @@ def format_named(name: str) -> Format:
 
 def format_of(array: StoredArray) -> Format:
     """The format of a numpy array's dtype; ValueError for other dtypes."""
-    for name in INPUTS:
-        if array.dtype == np.dtype(FORMATS[name].dtype):
-            return FORMATS[name]
-    raise ValueError(f"no floating-point format for dtype {array.dtype}; known: {', '.join(INPUTS)}")
+    found = _BY_DTYPE.get(array.dtype)
+    if found is None:
+        raise ValueError(f"no floating-point format for dtype {array.dtype}; known: {', '.join(INPUTS)}")
+    return found

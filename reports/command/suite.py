@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -36,6 +37,8 @@ def run_suite(options: argparse.Namespace, named: Sequence[Target], stream: Text
     arguments = [
         str(folder),
         "-p", "properties.plugin", "-p", "xdist.plugin", "-p", "pytest_timeout", "-p", "no:faulthandler",
+        # It walks all of torch's objects three times at the end, for warnings that are ignored.
+        "-p", "no:unraisableexception",
         "-c", str(folder / "suite.ini"),
         f"--rootdir={folder}",
         "-q", "--no-header", "-rN", "--tb=no",
@@ -50,7 +53,7 @@ def run_suite(options: argparse.Namespace, named: Sequence[Target], stream: Text
         arguments += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart=9999"]
     # What pytest itself would say is of use only where it breaks.
     words = io.StringIO()
-    with _environment(workers), contextlib.redirect_stdout(words):
+    with _environment(workers), _settled(), contextlib.redirect_stdout(words):
         code = int(pytest.main([*arguments, *forwarded(vars(options))], plugins=plugins))
     if code == INTERNAL:
         sys.stderr.write(words.getvalue())
@@ -69,6 +72,16 @@ def _may_fork(device: str) -> bool:
     torch = sys.modules.get("torch")
     safe = sys.platform == "linux" and device == "cpu" and not _THREADED & set(sys.modules)
     return safe and not (torch is not None and torch.cuda.is_initialized())
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """What is imported stays: the garbage collector need not look at it again, nor write to it in a forked child."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

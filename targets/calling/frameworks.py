@@ -23,6 +23,7 @@ A = TypeVar("A")
 FRAMEWORKS = ("torch", "numpy")
 # Dtypes that numpy has through ml_dtypes only; torch calls them by the same names.
 _FOREIGN = {np.dtype(t).name: t for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)}
+_NAMES = {np.dtype(t): name for name, t in _FOREIGN.items()}
 
 
 class Bridge(Protocol[A]):
@@ -102,10 +103,10 @@ class TorchBridge:
     torch: ModuleType
 
     def adopt(self, array: StoredArray) -> Tensor:
-        foreign = array.dtype.name in _FOREIGN
-        bits = array.view(np.int16 if array.dtype.itemsize == 2 else np.int8) if foreign else array
+        foreign = _NAMES.get(array.dtype)
+        bits = array if foreign is None else array.view(np.int16 if array.dtype.itemsize == 2 else np.int8)
         tensor: Tensor = self.torch.from_numpy(bits)
-        return tensor.view(getattr(self.torch, array.dtype.name)) if foreign else tensor
+        return tensor if foreign is None else tensor.view(getattr(self.torch, foreign))
 
     def to_native(self, array: StoredArray, device: str) -> Tensor:
         tensor = self.adopt(np.array(array, copy=True, order="C"))
