@@ -42,7 +42,7 @@ _BOUNDS: dict[str, Bounds] = {
 }
 
 
-_AT_ONCE = frozenset({"attention", "attention_varlen", "attention_paged"})
+_AT_ONCE = frozenset({"attention", "attention_varlen", "attention_paged", "attention_backward"})
 """Ops whose bounds take a stack as they take a block: their arrays then have a leading axis, too."""
 
 

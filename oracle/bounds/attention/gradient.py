@@ -12,7 +12,7 @@ docs/bounds.md has the derivation and what was simulated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from oracle.bounds.attention import output as attention
 from oracle.bounds.attention.head import numbers
 from oracle.bounds.attention.inner import FormErrors, Sizes, form_errors
 from oracle.bounds.bounded import Bounded
-from oracle.bounds.landscape import Landscape
 from oracle.case import Case
 from oracle.contract.constants import Constants, accumulation_error
 from oracle.contract.contract import Contract
@@ -40,7 +39,7 @@ from oracle.recent import Recent
 # Roundings of the scaled gradient.
 SCALE_ROUNDINGS = 3
 # Errors of so many pairs, of which each form has three float64 numbers.
-_LAST, _FORWARDS = Recent(2**18), Recent(2**18)
+_LAST, _INSIDE = Recent(2**18), Recent(2**18)
 
 
 def bounds(
@@ -48,14 +47,11 @@ def bounds(
 ) -> list[dict[str, Bounded]]:
     """One dict per form with the outputs of the block's kind; see `oracle.bounds.table.Bounds`."""
     fmt = format_of(case.arrays["q"])
-    kind = block.key[0]
+    kind = gradients.kind_of(block.key)
     rows = block.rows if kind == gradients.DQ else np.arange(case.arrays["q"].shape[2], dtype=np.int64)
     with np.errstate(all="ignore"):
         # The blocks of queries and of keys read the same heads.
-        size, what = len(rows) * case.arrays["k"].shape[2], (rows.tobytes(), tuple(forms))
-        heads = [
-            _LAST.of(case, (key, *what), size, partial(_head, case, key, rows, forms)) for key in _heads(case, block)
-        ]
+        heads = [_kept(_LAST, case, key, rows, forms, _head) for key in _heads(case, block)]
         made = []
         sizes = {name: block.part(name).upper_abs() for name in gradients.HELD[kind]}
         products = [(head.dk.at(block.rows), head.dv.at(block.rows)) for head in heads if kind == gradients.DKV]
@@ -83,8 +79,15 @@ def bounds(
     return made
 
 
-def _heads(case: Case, block: Block) -> list[tuple[int, int]]:
-    if block.key[0] != gradients.DSINKS:
+def _kept(recent: Recent, case: Case, key: Key, rows: Rows, forms: Sequence[Contract], make: Callable[..., Any]) -> Any:
+    """``make`` of a head, or of a stack, on some rows: once."""
+    size = len(rows) * case.arrays["k"].shape[2] * np.size(key[0])
+    what = (*(np.asarray(i).tobytes() for i in key), rows.tobytes(), tuple(forms))
+    return recent.of(case, what, size, partial(make, case, key, rows, forms))
+
+
+def _heads(case: Case, block: Block) -> list[Key]:
+    if gradients.kind_of(block.key) != gradients.DSINKS:
         return list(gradients.heads_of(case, block.key))
     # Only those whose sinks are asked for, head by head.
     return [(b, int(h)) for h in block.rows for b in range(case.arrays["q"].shape[0])]
@@ -106,9 +109,9 @@ class Product:
 
     def at(self, rows: Rows) -> Product:
         """Of some of the columns."""
-        if np.array_equal(rows, np.arange(len(self.size))):
+        if np.array_equal(rows, np.arange(self.size.shape[-2])):
             return self
-        return replace(self, size=self.size[rows], total=self.total[rows], columns=rows)
+        return replace(self, size=self.size[..., rows, :], total=self.total[..., rows, :], columns=rows)
 
     def error(self, error: Float64Array, unit: float, chain: float, c: Constants) -> Float64Array:
         """|sum of (a + error) (b + unit b)| away from sum a b; one chain."""
@@ -130,7 +133,7 @@ def _of_rows(size: Float64Array, other: Float64Array) -> Product:
 
 
 def _of_columns(size: Float64Array, other: Float64Array) -> Product:
-    return replace(_of_rows(size.T, other), columns=np.arange(size.shape[1]))
+    return replace(_of_rows(size.swapaxes(-1, -2), other), columns=np.arange(size.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,16 +156,12 @@ def _upper(ar: BallArithmetic, value: Ball) -> Float64Array:
     return Enclosure(*ar.to_enclosure(value)).upper_abs()
 
 
-def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract]) -> _HeadErrors:
-    plain = case.without_options("lse_sink") if "lse_sink" in case.options else case
-    stack, place = gradients.neighbours(plain, key, rows)
-    size, what = len(rows) * case.arrays["k"].shape[2] * np.size(stack[0]), (rows.tobytes(), tuple(forms))
-    names = tuple(np.asarray(i).tobytes() for i in stack)
-    whole, allowed = _FORWARDS.of(case, (names, *what), size, partial(_forward, plain, stack, rows, forms))
+def _head(case: Case, key: Key, rows: Rows, forms: Sequence[Contract]) -> _HeadErrors:
+    stack, place = gradients.neighbours(case, key, rows)
+    whole, errors = _kept(_INSIDE, case, stack, rows, forms, _inside)
     if place is not None:
-        whole, allowed = _of_head((whole, allowed), place, {})
-    x = attention_case.head(plain, key, rows)
-    asked = gradients.bias_of(case) is not None
+        whole, errors = _of_head((whole, errors), place, {})
+    x = attention_case.head(case, key, rows)
     return _HeadErrors(
         whole.p,
         whole.ds,
@@ -172,14 +171,15 @@ def _head(case: Case, key: tuple[int, int], rows: Rows, forms: Sequence[Contract
         _of_columns(whole.dx, np.abs(x.q)),
         _of_columns(whole.p, whole.do),
         whole.alpha,
-        chosen(plain, "softcap_order") == "after_mask" and whole.softcap is not None,
-        [form_errors(whole, a, form, with_ds=asked) for a, form in zip(allowed, forms, strict=True)],
+        chosen(case, "softcap_order") == "after_mask" and whole.softcap is not None,
+        errors,
     )
 
 
-def _forward(plain: Case, key: Key, rows: Rows, forms: Sequence[Contract]) -> tuple[Sizes, list[attention.Errors]]:
-    """Magnitudes in a head, or in those of a stack, and what each form allows forwards."""
+def _inside(case: Case, key: Key, rows: Rows, forms: Sequence[Contract]) -> tuple[Sizes, list[FormErrors]]:
+    """Magnitudes in a head, or in those of a stack, and what each form allows there."""
     ar = BallArithmetic()
+    plain = case.without_options("lse_sink") if "lse_sink" in case.options else case
     with ar.working():
         inner, x, _, _ = gradients.head_gradients(ar, plain, key, rows)
         ahead = attention_case.block_of(ar, plain, key, rows, x, inner.forward)
@@ -195,16 +195,18 @@ def _forward(plain: Case, key: Key, rows: Rows, forms: Sequence[Contract]) -> tu
     magnitude = (do @ v.swapaxes(-1, -2)) * (1 + 2.0**-52 * (do.shape[-1] + 2))
     magnitude = np.where(x.visible, magnitude, 0.0)
     out = ahead.part("out").upper_abs()
-    return Sizes(do, v, out, magnitude, slope, x.visible, sink, fmt, given.softcap, given.alpha, **sizes), allowed
+    whole = Sizes(do, v, out, magnitude, slope, x.visible, sink, fmt, given.softcap, given.alpha, **sizes)
+    asked = gradients.bias_of(plain) is not None
+    return whole, [form_errors(whole, a, form, with_ds=asked) for a, form in zip(allowed, forms, strict=True)]
 
 
-def _of_head(x: Any, place: int, made: dict[int, Any]) -> Any:
-    """One head's of what `_forward` gives for a stack; made: what was already, because identity counts."""
+def _of_head(x: Any, place: Any, made: dict[int, Any]) -> Any:
+    """One head's, or some heads', of what `_inside` gives for a stack. made: what was already: identity counts."""
     if id(x) in made:
         return made[id(x)]
     if isinstance(x, tuple | list):
         found: Any = [_of_head(part, place, made) for part in x]
-    elif isinstance(x, (Sizes, attention.Errors, Landscape, Bounded, Enclosure)):
+    elif isinstance(x, (Sizes, FormErrors, Enclosure)):
         parts = {f.name: getattr(x, f.name) for f in fields(x) if f.init}
         found = type(x)(**{name: _of_head(part, place, made) for name, part in parts.items()})
     else:
@@ -219,7 +221,7 @@ Sums = tuple[Float64Array, NDArray[np.bool_]]
 
 def _dq(parts: Parts, form: Contract) -> Sums:
     (x, f) = parts[0]
-    c, n = f.constants, x.p.shape[1]
+    c, n = f.constants, x.p.shape[-1]
     b = x.dq.error(f.dx, c.u_k, accumulation_error(form, c, n), c)
     b += n * c.w_acc
     b *= x.alpha
@@ -239,7 +241,7 @@ def _shared(parts: Parts, products: Sequence[Product], form: Contract, pick: str
     """Sum over the group of one KV head, [keys, d]: parts may be stored in the output's format first."""
     total, sizes = np.zeros(1), np.zeros(1)
     broken: NDArray[np.bool_] = _any_broken(parts)
-    terms = len(parts) * parts[0][0].p.shape[0]
+    terms = len(parts) * parts[0][0].p.shape[-2]
     for (x, f), product in zip(parts, products, strict=True):
         c = f.constants
         error, unit, alpha = (f.dx, c.u_q, x.alpha) if pick == "dk" else (f.cast, c.u_v, 1.0)
@@ -256,11 +258,12 @@ def _shared(parts: Parts, products: Sequence[Product], form: Contract, pick: str
 
 def _columns(a: Float64Array, rows: Rows) -> Float64Array:
     """The columns of ``a`` at ``rows``, as rows."""
-    return a.T if len(rows) == a.shape[1] and bool((np.diff(rows) == 1).all()) else a.T[rows]
+    turned = a.swapaxes(-1, -2)
+    return turned if len(rows) == a.shape[-1] and bool((np.diff(rows) == 1).all()) else turned[..., rows, :]
 
 
 def _any_broken(parts: Parts) -> NDArray[np.bool_]:
-    return np.array([[any(f.broken.any() for _, f in parts)]])
+    return np.asarray(np.logical_or.reduce([f.broken.any(axis=(-2, -1), keepdims=True) for _, f in parts]))
 
 
 def _dbias(case: Case, parts: Parts, rows: Rows) -> Sums:
@@ -295,7 +298,9 @@ def _dsinks(case: Case, parts: Parts, rows: Rows) -> Sums:
 
 def _scaled(size: Float64Array, sums: Sums, form: Contract, fmt: Format, parts: Parts) -> Bounded:
     """The bound with the scale's and the output's roundings."""
-    return settled(size, *sums, form, parts[0][1].constants, fmt, terms=parts[0][0].p.size, roundings=SCALE_ROUNDINGS)
+    (x, f), *_ = parts
+    terms = x.p.shape[-2] * x.p.shape[-1]
+    return settled(size, *sums, form, f.constants, fmt, terms=terms, roundings=SCALE_ROUNDINGS)
 
 
 def settled(
@@ -316,7 +321,7 @@ def settled(
     unit, lost = max(c.u_o, fmt.unit_roundoff), max(c.omega_o, fmt.omega)
     if fmt.precision >= c.compute.precision:
         unit, lost = c.u, c.w if form.arithmetic.flush else c.compute.omega
-    grow = 1 + 2.0**-50 * (max(b.size, terms) + 512)
+    grow = 1 + 2.0**-50 * (max(b.shape[-2] * b.shape[-1], terms) + 512)
     before = roundings * c.u
     bound = b * (grow * (1 + before) * (1 + unit))
     bound += size * (grow * (before * (1 + unit) + unit))

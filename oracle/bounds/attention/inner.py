@@ -34,7 +34,8 @@ class FormErrors:
     """What one form allows in one query head; all [r, n] (without a sink's column) or [r, 1], upper bounds.
 
     cast: error of the P that meets dO. ds, dx: of dS where it is asked for, and of dX as it meets k and q. sink: of the
-    sink's column of dS. broken [r, 1]: rows in which an intermediate may overflow.
+    sink's column of dS. broken [r, 1]: rows in which an intermediate may overflow. Of a stack of heads all have a
+    leading axis.
     """
 
     constants: Constants
@@ -47,7 +48,8 @@ class FormErrors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """Upper bounds of magnitudes in one head: dO, O [r, Dv], v [n, Dv], |dO||v|, the inner parts [r, n] or [r, 1].
+    """Upper bounds of magnitudes in one head: dO, O [r, Dv], v [n, Dv], |dO||v|, the inner parts [r, n] or [r, 1]; of
+    a stack of heads with a leading axis.
 
     dp_wrong: what dP is off by because dO or v was itself computed (then they and |dO||v| are those of the computed
     ones). delta_wrong [r, 1]: what D = dO . O is off by, where O is not simply what `allowed` says.
@@ -129,7 +131,7 @@ def form_errors(x: Sizes, allowed: attention.Errors, form: Contract, *, with_ds:
         s += c.u * (x.ds + s) + c.w
         high = np.minimum(x.slope.hi + x.slope.rad, 1.0)
         t = np.sqrt(np.clip(1.0 - (x.slope.hi - x.slope.rad), 0.0, 1.0))
-        e_t = allowed.eps[:, :n] / x.softcap + 2 * c.u
+        e_t = allowed.eps[..., :n] / x.softcap + 2 * c.u
         s_x = s * high + (x.ds + s) * (2 * t * e_t + e_t**2 + 3 * c.u)
         s_x = (s_x + rounding * (x.dx + s_x) + near) * grow
     else:
@@ -178,7 +180,7 @@ def _dp_error(x: Sizes, chain: float, c: Constants, stored: Format | None) -> Fl
     """eD [r, n]: of dP = dO v^T, which may be stored."""
     wrong = chain * x.magnitude + (2 * x.do.shape[-1] + 2) * c.w
     if c.omega_v:
-        wrong += 2 * c.omega_v * (x.do.sum(axis=-1, keepdims=True) + x.v.sum(axis=-1)[None, :])
+        wrong += 2 * c.omega_v * (x.do.sum(axis=-1, keepdims=True) + x.v.sum(axis=-1)[..., None, :])
     wrong = wrong + x.dp_wrong
     if stored is not None:
         wrong = wrong + stored.unit_roundoff * (x.dp + wrong) + stored.omega
@@ -203,13 +205,13 @@ def _weight_errors(x: Sizes, allowed: attention.Errors) -> tuple[Float64Array, F
         return land.seen(wrong), None
     pi = pi + row
     if x.sink is not None and allowed.sink_rho is not None:
-        pi[:, -1:] += allowed.sink_rho
+        pi[..., -1:] += allowed.sink_rho
     exponent = land.log_p + pi
     upper = np.where(
         exponent <= forward.LARGEST_EXPONENT, np.exp(np.minimum(exponent, forward.LARGEST_EXPONENT)), np.inf
     )
     wrong = np.where(land.visible, upper * -np.expm1(-pi) + c.w, 0.0)
-    return wrong[:, :n], wrong[:, n:] if x.sink is not None else None
+    return wrong[..., :n], wrong[..., n:] if x.sink is not None else None
 
 
 def _common_weight_errors(
