@@ -188,13 +188,15 @@ def _search(
     nearest: tuple[Input, Judgement] | None = None
     smallest: tuple[Input, Judgement] | None = None
     stop_shrinking = float("inf")
+    # Who has no time for a small case has none for its diagnosis either: such a failure is a verdict alone.
+    shrinks = subject.profile.shrink_seconds > 0
 
     @seeded(seed)
     @settings(
         max_examples=_examples(subject),
         database=None,
         deadline=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if shrinks else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
         print_blob=False,
@@ -230,7 +232,7 @@ def _search(
     if found is None:
         return []
     serial = _begin(journal, subject, prop, found[0])
-    diagnosis = explained(subject, *found, said)
+    diagnosis = explained(subject, *found, said) if shrinks else ""
     record = record_of(
         subject, prop, *found, seed=seed, folder=folder, seconds=seconds, examples=tried, diagnosis=diagnosis
     )

@@ -21,7 +21,8 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How much to try. examples: a search's cases. shrink_seconds: spent on shrinking a failure. large: largest Sk.
+    """How much to try. examples: a search's cases. shrink_seconds: spent on shrinking a failure (0: what a
+    search finds is neither shrunk nor diagnosed). large: largest Sk.
 
     enough: failures with a look known from elsewhere after which a question is not asked further (0: always asked).
     shared: the time is that of all built-in targets together, so that interpreted ones, whose calls take a hundred
