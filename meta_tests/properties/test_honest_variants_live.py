@@ -73,9 +73,10 @@ def test_lives_without_a_declared_contract(row: Honest, dtype: str) -> None:
 
 
 def test_a_broken_kernel_among_them_is_noticed() -> None:
-    broken = Honest("gain_one_percent", "attention", mutant_named("gain_one_percent").target, ("fp32",), "none")
-    with pytest.raises(AssertionError, match="P1 FAIL on attention"):
-        test_lives(broken, "fp32")
+    name = "softmax_in_input_dtype"
+    broken = Honest(name, "softmax", mutant_named(name).target, ("bf16",), "none")
+    with pytest.raises(AssertionError, match="P1 FAIL on softmax"):
+        test_lives(broken, "bf16")
 
 
 def test_a_property_that_was_never_asked_is_noticed() -> None:

@@ -83,7 +83,7 @@ def test_honest_gradients_are_near_their_model(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_small_systematic_error_of_a_gradient_is_seen(dtype: str) -> None:
     """A truncated P stays within the bound of dV."""
-    subject = subject_for(resolve(mutant_named("backward_weights_truncated").target), dtype)
+    subject = subject_for(resolve(mutant_named("backward_weights_truncated").target), dtype, profile=PROFILES["quick"])
     given = list(attention_backward.model_edges(subject))[1]
     judged = model_gate.check(subject, given)
     assert judged.verdict is Verdict.FAIL
