@@ -102,7 +102,7 @@ def test_gradients_enclosed_and_bounded(backward: Case, timed: Timed) -> None:
         case = replace(backward)
         return [bounded(case, block, forms, {}) for block in enclose(case)]
 
-    found = timed("gradients enclosure, bounds of seven forms", BACKWARD, all_of_it, rounds=3)
+    found = timed("gradients enclosure, bounds of seven forms", BACKWARD, all_of_it, rounds=15)
     assert all(len(of_block) == len(forms) for of_block in found)
 
 
@@ -125,7 +125,7 @@ def test_square_bound(square: Case, square_block: Block, timed: Timed) -> None:
 def test_square_bounds_of_all_forms(square: Case, square_block: Block, timed: Timed) -> None:
     forms = preset_forms("attention", "flash")
     timed(
-        "square bounds, five forms", SQUARE, lambda: bounds(square, square_block, forms, FORMATS_OF_OUTPUTS), rounds=3
+        "square bounds, five forms", SQUARE, lambda: bounds(square, square_block, forms, FORMATS_OF_OUTPUTS), rounds=7
     )
 
 
@@ -155,12 +155,12 @@ def test_long_enclosure(long: Case, timed: Timed) -> None:
 
 def test_long_bounds_of_all_forms(long: Case, timed: Timed) -> None:
     block, forms = enclose(long)[0], preset_forms("attention", "flash")
-    timed("long bounds, five forms", LONG, lambda: bounds(long, block, forms, FORMATS_OF_OUTPUTS), rounds=1)
+    timed("long bounds, five forms", LONG, lambda: bounds(long, block, forms, FORMATS_OF_OUTPUTS), rounds=3)
 
 
 def test_long_model(long: Case, timed: Timed) -> None:
     form = preset_forms("attention", "flash")[0]
-    timed("long model", LONG, lambda: model(long, (0, 0), np.arange(64), form), rounds=1)
+    timed("long model", LONG, lambda: model(long, (0, 0), np.arange(64), form), rounds=3)
 
 
 def test_small_enclosure(timed: Timed) -> None:
