@@ -86,21 +86,30 @@ def _gamma(n: int) -> float:
     return (n + 2) * U / (1 - (n + 2) * U) * UP
 
 
+# einsum's subscripts and the axis put back, for norms along -1 and -2.
+_SQUARES = {
+    -1: ("...ij,...ij->...i", (..., None)),
+    -2: ("...ij,...ij->...j", (..., None, slice(None))),
+}
+
+
 def _norm2(x: Float64Array, axis: int) -> Float64Array:
     """Upper bound of the Euclidean norms along ``axis`` (-1 or -2), keepdims; safe from overflow and underflow."""
-    n, subscripts = x.shape[axis], "...ij,...ij->...i" if axis == -1 else "...ij,...ij->...j"
+    n = x.shape[axis]
+    subscripts, kept = _SQUARES[axis]
     top = np.abs(x).max(axis=(-2, -1), keepdims=True, initial=0.0)
-    if np.all((top >= LEAST_PLAIN) & (top < MOST_PLAIN)):
-        square = np.expand_dims(np.einsum(subscripts, x, x), axis)
-        return np.asarray(np.sqrt(square) * (1 + (n + 8) * 2 * U) + 2.0**-510 * n)
+    if top.min(initial=1.0) >= LEAST_PLAIN and top.max(initial=1.0) < MOST_PLAIN:
+        norms: Float64Array = np.sqrt(np.einsum(subscripts, x, x)[kept])
+        norms *= 1 + (n + 8) * 2 * U
+        norms += 2.0**-510 * n
+        return norms
     scale = np.where(top > 0, np.ldexp(1.0, np.clip(np.frexp(top)[1], -1000, 1000)), 1.0)
     scale = np.where((scale > 2.0**-300) & (scale < 2.0**300), 1.0, scale)
     y = x / scale
     # Scaling by a power of two is exact but for entries far below the largest, and squares below 2^-1022 may be lost:
     # together they hide at most 2^-511 scale for each entry. Rounding a subnormal norm takes away at most 2^-1075.
     lost = np.where(top > 0, np.maximum(scale * 2.0**-510, 2.0**-1073), TINY)
-    square = np.expand_dims(np.einsum(subscripts, y, y), axis)
-    norms = np.sqrt(square) * (scale * (1 + (n + 8) * 2 * U)) + lost * n
+    norms = np.sqrt(np.einsum(subscripts, y, y)[kept]) * (scale * (1 + (n + 8) * 2 * U)) + lost * n
     return np.where(np.isfinite(top), norms, np.inf)
 
 
@@ -121,7 +130,7 @@ def _row_absolute(a: Ball, *, within: float = 2.0**30) -> Radius:
         top = _norm_inf(a.mid, -1)
         calm = (top < within).all(axis=-2, keepdims=True)
         if calm.any():
-            of_rows = (a.rad + np.max(a.rel, axis=-1, keepdims=True) * top) * UP + TINY
+            of_rows = (a.rad + _largest(a.rel, -1) * top) * UP + TINY
             return of_rows if calm.all() else np.where(calm, of_rows, (a.rad + a.rel * np.abs(a.mid)) * UP + TINY)
     return (a.rad + a.rel * np.abs(a.mid)) * UP + TINY
 
@@ -170,7 +179,7 @@ class BallArithmetic:
         if b.mid.size > a.mid.size:
             a, b = b, a
         mid = a.mid * b.mid
-        if not np.all(b.mid) or (np.shape(b.rad) == b.mid.shape and b.mid.shape[-1] > 1):
+        if not b.mid.all() or (np.shape(b.rad) == b.mid.shape and b.mid.shape[-1] > 1):
             # A zero factor has no relative radius, and one near zero (a cosine) would spread a large one to its row:
             # both radii become absolute.
             ra, rb = a.radius(), b.radius()
@@ -204,8 +213,8 @@ class BallArithmetic:
         if k > 64:
             # Peaked rows: ||p||_1 ||v||_inf is up to sqrt(k) smaller than the Euclidean product.
             size = np.minimum(size, _norm1(a.mid, -1) * _norm_inf(b.mid, -2))
-        rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
-        rel_b = np.max(b.rel, axis=-2, keepdims=True) if np.ndim(b.rel) else b.rel
+        rel = _largest(a.rel, -1)
+        rel_b = _largest(b.rel, -2)
         rad = (size + TINY) * ((1 + rel) * (1 + rel_b) * (1 + gamma) - 1 + 4 * U)
         # The absolute parts meet the other operand's norms.
         a_rad = _norm2(np.broadcast_to(a.rad, a.mid.shape), -1) if not _zero(a.rad) else 0.0
@@ -226,7 +235,7 @@ class BallArithmetic:
             narrow = float(np.max(a.rel)) < 2.0**-10
             deep = np.maximum(low, EXP_FLOOR - 40.0) if narrow else low
             top = np.maximum(a.mid.max(axis=-1, keepdims=True, initial=0.0), -deep)
-            shift = (a.rad + np.max(np.atleast_1d(a.rel), axis=-1, keepdims=True) * top) * UP
+            shift = (a.rad + _largest(a.rel, -1) * top) * UP
         # exp(-inf) looks like an exact zero, but a midpoint that overflowed to -inf says nothing of its exponent.
         # Nor does a row with a nan, behind which the minimum does not show it.
         shift = np.where(np.isfinite(low), shift, np.inf)
@@ -251,7 +260,7 @@ class BallArithmetic:
         return Ball(np.sqrt(a.mid), 0.0, np.where(rel < 0.5, rel, np.inf) * UP + 2 * U)
 
     def row_max(self, a: Ball, visible: NDArray[np.bool_]) -> Ball:
-        if bool(np.all(visible)):
+        if visible.all():
             top = a.mid.max(axis=-1, keepdims=True) if a.mid.shape[-1] else np.zeros((*a.mid.shape[:-1], 1))
         else:
             top = np.max(a.mid, axis=-1, keepdims=True, where=np.broadcast_to(visible, a.mid.shape), initial=-np.inf)
@@ -265,15 +274,15 @@ class BallArithmetic:
         mid = a.mid.sum(axis=-1, keepdims=True)
         gamma = _gamma(n)
         if float(a.mid.min(initial=0.0)) >= 0:
-            rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
+            rel = _largest(a.rel, -1)
             rel = (((1 + rel) * (1 + gamma)) / (1 - gamma) - 1) * UP + 4 * U
             return Ball(mid, _row_total(a.rad, n) * UP + TINY, rel)
         size = _norm1(a.mid, -1)
-        rel = np.max(a.rel, axis=-1, keepdims=True) if np.ndim(a.rel) else a.rel
+        rel = _largest(a.rel, -1)
         return Ball(mid, (_row_total(a.rad, n) + size * ((1 + rel) * (1 + gamma) - 1 + 4 * U)) * UP + TINY, 0.0)
 
     def where(self, visible: NDArray[np.bool_], a: Ball) -> Ball:
-        if bool(np.all(visible)):
+        if visible.all():
             return a
         return Ball(np.where(visible, a.mid, 0.0), a.rad, a.rel)
 
@@ -341,6 +350,13 @@ class BallArithmetic:
 def _pick(a: Ball, index: NDArray[np.intp]) -> Ball:
     """Rows by number, of a ball with a full absolute radius."""
     return Ball(a.mid[index], np.asarray(a.rad)[index], 0.0)
+
+
+def _largest(r: Radius, axis: int) -> Radius:
+    """The largest radius along ``axis``, keepdims."""
+    if isinstance(r, float) or r.ndim < 2 or r.shape[axis] == 1:
+        return r
+    return np.asarray(r.max(axis=axis, keepdims=True))
 
 
 def _exact(a: Ball) -> bool:

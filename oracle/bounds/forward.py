@@ -289,8 +289,7 @@ def _tilted_far(rho: Float64Array, land: Landscape) -> tuple[Float64Array, Float
 
 def weights_part(tilted: Tilted, weighted: Float64Array, farthest: Float64Array) -> Float64Array:
     """W [r, Dv]: the error of O that wrong weights can cause, from sum T F |v - O|."""
-    with np.errstate(all="ignore"):
-        return np.asarray(np.where(tilted.huge, farthest, np.minimum(tilted.gain * weighted, farthest)))
+    return np.asarray(np.where(tilted.huge, farthest, np.minimum(tilted.gain * weighted, farthest)))
 
 
 def cast_part(tilted: Tilted, v_magnitude: Float64Array, largest: Float64Array) -> Float64Array:
@@ -313,8 +312,7 @@ def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
 
 def _per_row_sum(tilted: Tilted, land: Landscape) -> Float64Array:
     """[r, 1]: upper bound of 1 / l as computed. G / l, or 1: the weight of the largest computed score is exactly 1."""
-    with np.errstate(all="ignore"):
-        return np.asarray(np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0)))
+    return np.asarray(np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0)))
 
 
 def underflow_part(tilted: Tilted, land: Landscape, found: Spread, contract: Contract, c: Constants) -> Float64Array:
