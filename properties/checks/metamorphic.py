@@ -73,7 +73,7 @@ def full_bounds(
         held = [(b, names) for b, names in held if any(_part(b, n, where[n]).any() for n in names if n in where)]
     found = bounded(case, {}, [block for block, _ in held], subject.forms, formats)
     for (block, names), by_form in zip(held, found, strict=True):
-        live = ~(block.empty | block.undefined) & (not unpromised(subject, case, block))
+        live = ~(block.empty | block.undefined) & (not unpromised(subject, case, block.key))
         for form, bounds in enumerate(by_form):
             for name in names:
                 values = np.where(live[:, None] & ~bounds[name].may_overflow, bounds[name].bound, np.inf)

@@ -49,10 +49,10 @@ def empty_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, 
     return ""
 
 
-def unpromised(subject: Subject, case: Case, block: Block) -> str:
+def unpromised(subject: Subject, case: Case, key: tuple[int, ...]) -> str:
     """Why a block of a gradient need not be what the definition says: the forward pass's convention; else nothing."""
     stated, gradient = subject.conventions.get("empty_row", "zero"), op_named(case.op).gradient
-    if gradient is None or stated == "zero" or not gradient.sums_empty(case, block.key):
+    if gradient is None or stated == "zero" or not gradient.sums_empty(case, key):
         return ""
     return stated
 
@@ -60,7 +60,7 @@ def unpromised(subject: Subject, case: Case, block: Block) -> str:
 def promised_rows(subject: Subject, case: Case, block: Block, values: Mapping[str, StoredArray]) -> NDArray[np.bool_]:
     """[r]: rows of the block whose observed ``values`` must be near the exact ones."""
     live = ~(block.empty | block.undefined)
-    stated = unpromised(subject, case, block)
+    stated = unpromised(subject, case, block.key)
     if stated == "mean":
         return np.zeros_like(live)
     if stated == "nan":
