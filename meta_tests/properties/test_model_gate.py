@@ -77,7 +77,8 @@ def test_honest_gradients_are_near_their_model(name: str, dtype: str) -> None:
         judged = model_gate.check(subject, given)
         assert judged.verdict is Verdict.PASS
         assert {f"model_ratio_{n}" for n in ("dq", "dk", "dv")} <= set(judged.metrics)
-        assert all(0.3 < ratio < 1.4 for ratio in judged.metrics.values()), judged.metrics
+        ratios = {name: value for name, value in judged.metrics.items() if name.startswith("model_ratio")}
+        assert all(0.3 < ratio < 1.4 for ratio in ratios.values()), ratios
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -118,9 +118,14 @@ def _in_both_orders(forms: Forms, **stored: str) -> Forms:
     )
 
 
-# Separate calls store what is projected and the latent sum; of the forward ones only eager code does.
+# Separate calls store what is projected and the latent sum; eager code always does.
 _KEPT = {"up": "input", "latent": "input"}
-_MLA = {name: _in_both_orders(forms, **(_KEPT if name == "eager" else {})) for name, forms in _ATTENTION.items()}
+_CORE = {name: _in_both_orders(forms, **(_KEPT if name == "eager" else {})) for name, forms in _ATTENTION.items()}
+# A fused kernel often follows calls that project, whose results are stored.
+_STORED_FIRST = tuple(
+    f.with_fields(label=f"{f.label}, projections stored") for f in _in_both_orders(_ATTENTION["flash"][:3], **_KEPT)
+)
+_MLA = {**_CORE, "flash": (*_CORE["flash"], *_STORED_FIRST)}
 # A block of separate calls stores what they pass on; `fp32` is one that keeps everything.
 _CALLS = ("flash", "sdpa_math", "eager")
 
@@ -132,7 +137,7 @@ def _of_calls(forms: Forms) -> Forms:
 _GQA_BLOCK = {name: _of_calls(forms) if name in _CALLS else forms for name, forms in _ATTENTION.items()}
 _MLA_BLOCK = {
     name: tuple(f.with_fields(table="input", **_KEPT) for f in _of_calls(forms)) if name in _CALLS else forms
-    for name, forms in _MLA.items()
+    for name, forms in _CORE.items()
 }
 # Gradients of mla's core: separate calls store the gradients of both as well.
 _MLA_BACKWARD = {name: _in_both_orders(forms, **(_KEPT if name in _CALLS else {})) for name, forms in _BACKWARD.items()}
