@@ -38,8 +38,9 @@ def test_honest_errors_are_chance(shared: float) -> None:
         total, modelled = direction.along(ours, exact)[0], direction.along(model, exact)[0]
         size = direction.apart(ours, model, exact)
         signed.append(size * np.sign(total - modelled))
-    # Without what rows and columns share the spread would be 3 to 6 with the largest share.
-    assert 0.8 < np.std(signed) < 1.25
+    # Two kernels that round the same numbers are less apart than chance. Without what rows and columns share the
+    # spread would be 3 to 6 with the largest share.
+    assert (0.8 if shared > 0.1 else 0.3) < np.std(signed) < 1.25
     assert np.abs(signed).max() < direction.LIMIT
 
 

@@ -9,9 +9,9 @@ V): two-way clusters (Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07
 
 where e' are the errors of a model kernel and V' is of them: a direction that the model shows too is honest (P divided
 before its cast, ties), and a target's own direction must not widen what it is measured in. About N(0, 1) for a kernel
-that errs like the model. Measured in the nearest form, bf16 and fp16, on G3's inputs with four seeds not used before: 31
-honest kernels of attention, its layouts, mla and both gradients at most 2.9; truncated outputs 17 to 99, P truncated 60
-to 87, for dV 21 to 113.
+that errs like the model. Measured in the nearest form, bf16 and fp16, on G3's inputs with four seeds not used before:
+31 honest kernels of attention, its layouts, mla and both gradients at most 2.9; truncated outputs 17 to 99, P truncated
+60 to 87, for dV 21 to 113.
 """
 
 from __future__ import annotations
