@@ -82,6 +82,13 @@ def full_bounds(
     return result
 
 
+def widest(subject: Subject, case: Case, outputs: Outputs, where: NDArray[np.bool_] | None = None) -> Float64Array:
+    """The widest bound that a form of the contract gives ``out``; inf in blocks without an element of ``where``."""
+    held = None if where is None else {"out": where}
+    bounds = full_bounds(subject, case, {"out": outputs["out"]}, where=held)
+    return np.asarray(np.max([b["out"] for b in bounds], axis=0))
+
+
 def _part(block: Block, name: str, whole: StoredArray) -> StoredArray:
     """The view of a whole output that the block, evaluated in full, is."""
     index = block.places.get(name, block.index)

@@ -36,20 +36,24 @@ def within_bound(subject: Subject, example: Input) -> Judgement:
     return certify(subject, example.case)
 
 
-def options_matter(subject: Subject, case: Case, names: Iterable[str], *, widest: bool = False) -> Judgement:
+def options_matter(
+    subject: Subject, example: Input, *, names: Iterable[str] | None = None, widest: bool = False
+) -> Judgement:
     """P17: the result is within its bound, and the effect of each option larger (else the input tests nothing).
 
-    names: those asked about, as far as they are set. widest: larger than the bound of any form of the contract, not of
-    the first.
+    names: those asked about (default: all that a function may have). widest: larger than the bound of any form of the
+    contract, not of the first.
     """
-    certified, given = certify(subject, case), [name for name in names if name in case.options]
+    case, row = example.case, subject.target.row
+    asked = [name for name in row.options if name in row.parameters] if names is None else names
+    certified, given = certify(subject, case), [name for name in asked if name in case.options]
     if certified.verdict is not Verdict.PASS or not given:
         return certified
     outputs = observe(subject, case)
 
     def unseen() -> Judgement:
         bounds = full_bounds(subject, case, outputs)
-        room = np.max([b[subject.target.row.outputs[0]] for b in (bounds if widest else bounds[:1])], axis=0)
+        room = np.max([b[row.outputs[0]] for b in (bounds if widest else bounds[:1])], axis=0)
         exact = exact_output(case)
         for name in given:
             if not (np.abs(exact - exact_output(case.without_options(name))) > 2 * room).any():

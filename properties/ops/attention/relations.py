@@ -15,9 +15,18 @@ from oracle.contract.constants import constants
 from oracle.contract.contract import Contract
 from oracle.formats import Float64Array, Format, format_of
 from oracle.ops.attention.case import blocks, visibility
-from oracle.ops.attention.options import CHOICES, COUNTED_ONCE, ROWS, is_set, taken
+from oracle.ops.attention.options import COUNTED_ONCE, is_set, taken
 from oracle.ops.attention.row import NAN_BEHIND
-from properties.checks.metamorphic import Outputs, agree, differing, exact_output, full_bounds, observe, same_bits
+from properties.checks.metamorphic import (
+    Outputs,
+    agree,
+    differing,
+    exact_output,
+    full_bounds,
+    observe,
+    same_bits,
+    widest,
+)
 from properties.judge import judgements as judging
 from properties.judge.judgements import draw_of
 from properties.judge.pipeline import certify
@@ -104,13 +113,6 @@ def _used_nan(subject: Subject, case: Case, visible: NDArray[np.bool_]) -> Judge
     return Judgement(Verdict.FAIL, Basis.EXACT, "a NaN in a query row is swallowed: the output row is finite")
 
 
-def _widest(subject: Subject, case: Case, outputs: Outputs, where: NDArray[np.bool_]) -> Float64Array:
-    """The widest bound that a form of the contract gives O [B, Hq, Sq, Dv], in heads with an element of ``where``; inf
-    in others."""
-    bounds = full_bounds(subject, case, {"out": outputs["out"]}, where={"out": where})
-    return np.asarray(np.max([b["out"] for b in bounds], axis=0))
-
-
 def reachability(subject: Subject, example: Input) -> Judgement:
     """P4: perturb keys one by one; rows that may not attend keep their bits, rows that may change where that must show.
 
@@ -120,7 +122,7 @@ def reachability(subject: Subject, example: Input) -> Judgement:
     visible = visible_rows(case)
     before = observe(subject, case)
     spoiled = visible.any(axis=-1, keepdims=True) & ~np.isfinite(before["out"].astype(np.float64))
-    spoiled &= np.isfinite(_widest(subject, case, before, spoiled))
+    spoiled &= np.isfinite(widest(subject, case, before, spoiled))
     if spoiled.any():
         at = [int(i) for i in np.argwhere(spoiled)[0]]
         detail = f"row {at[:3]} sees keys, and its output is not finite"
@@ -148,7 +150,7 @@ def reachability(subject: Subject, example: Input) -> Judgement:
 def _unmoved(subject: Subject, seen: Sequence[tuple[Case, Outputs]], stuck: NDArray[np.bool_], key: int) -> Judgement:
     """FAIL where an element that ``stuck`` to its value as a key changed should have moved by more than its bounds."""
     before, after = (exact_output(case) for case, _ in seen)
-    room = sum(_widest(subject, case, outputs, stuck) for case, outputs in seen)
+    room = sum(widest(subject, case, outputs, stuck) for case, outputs in seen)
     stuck = stuck & (np.abs(before - after) > 2 * room)
     if not stuck.any():
         return Judgement(Verdict.PASS, Basis.DERIVED)
@@ -181,7 +183,7 @@ def partition_of_unity(subject: Subject, example: Input) -> Judgement:
         return unit
 
     def inside() -> Judgement:
-        room = _widest(subject, case, out, outside)
+        room = widest(subject, case, out, outside)
         beyond = outside & np.isfinite(room) & ~((value >= low - room) & (value <= high + room))
         at = [int(i) for i in np.argwhere(beyond)[0]] if beyond.any() else []
         return Judgement(
@@ -222,11 +224,6 @@ def _two_sequences(first: Case, second: Case) -> Case:
     arrays = {n: np.concatenate([a, second.arrays[n]]) for n, a in first.arrays.items()}
     twice = [*range(len(first.arrays["q"]))] * 2
     return replace(first, arrays=arrays, options=taken(first.options, B=twice))
-
-
-def options_matter(subject: Subject, example: Input) -> Judgement:
-    """P17."""
-    return judging.options_matter(subject, example.case, [name for name in ROWS if name not in CHOICES])
 
 
 SHIFTS = (-10, -3, -1, 1, 3, 10)

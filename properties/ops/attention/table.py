@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import strategies as st
 
 from oracle.ops.attention.options import ROWS, RULES
 from properties.checks import bias, dropout, model_gate
 from properties.inputs import strategies
-from properties.judge.judgements import structure_only, within_bound
+from properties.judge.judgements import options_matter, structure_only, within_bound
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Judgement
 from properties.ops.attention import edges, relations, state, views
@@ -130,7 +131,12 @@ PROPERTIES: tuple[Property, ...] = (
         needs=frozenset({"is_causal"}),
     ),
     Property("P11", "a sequence gives the same whatever is computed beside it", state.batches, edges=state.batch_edges),
-    Property("P12", "how inputs lie in memory does not matter", views.layouts, edges=views.layout_edges),
+    Property(
+        "P12",
+        "how inputs lie in memory does not matter",
+        partial(views.through, ways=views.LAYOUTS),
+        edges=views.layout_edges,
+    ),
     Property(
         "P13",
         "heads are independent: each gives what it gives alone, grouped KV heads equal repeated ones",
@@ -148,13 +154,13 @@ PROPERTIES: tuple[Property, ...] = (
     Property(
         "P17",
         "every option matters and matches the oracle",
-        relations.options_matter,
+        options_matter,
         search=_optional,
         edges=edges.option_edges,
     ),
     Property("P18", "shapes around tile borders, odd and unequal dimensions", within_bound, edges=edges.shape_edges),
     Property("P19", "errors have no direction, with and without ties of the maximum", bias.check, edges=bias.edges),
-    Property("P20", "elements beyond 2^31 are found", views.beyond_32_bits, edges=views.far_edges),
+    Property("P20", "elements beyond 2^31 are found", partial(views.through, ways=views.FAR), edges=views.far_edges),
     Property(
         "P22",
         "dropout keeps the mean, follows its seed, and is off where it should be",

@@ -50,28 +50,10 @@ PAGES = (
 )
 
 
-def layouts(subject: Subject, example: Input) -> Judgement:
-    """P12: views give the bits of contiguous copies; where they do not, what the contract allows. A refusal is none."""
-    return through(subject, example.case, LAYOUTS)
-
-
-def packed_layouts(subject: Subject, example: Input) -> Judgement:
-    """P12 of packed attention."""
-    return through(subject, example.case, PACKED)
-
-
-def paged_layouts(subject: Subject, example: Input) -> Judgement:
-    """P12 of paged attention."""
-    return through(subject, example.case, PAGES)
-
-
-def beyond_32_bits(subject: Subject, example: Input) -> Judgement:
-    """P20: elements whose number does not fit 32 bits are found."""
-    return through(subject, example.case, FAR)
-
-
-def through(subject: Subject, case: Case, ways: tuple[View, ...]) -> Judgement:
-    """The gravest judgement of calls that are given views."""
+def through(subject: Subject, example: Input, *, ways: tuple[View, ...]) -> Judgement:
+    """P12, P20: views give the bits of contiguous copies; where they do not, what the contract allows. A refusal is
+    none."""
+    case = example.case
     before = observe(subject, case)
     judged = [_same(subject, case, before, view) for view in ways]
     told = [j for j in judged if j.verdict is not Verdict.UNSUPPORTED]

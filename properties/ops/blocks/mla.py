@@ -245,7 +245,7 @@ def dtype_edges(subject: Subject) -> Iterator[Input]:
 def options_matter(subject: Subject, example: Input) -> Judgement:
     """P17."""
     names = [name for name in example.case.options if name != "num_heads"]
-    return judging.options_matter(subject, example.case, names, widest=True)
+    return judging.options_matter(subject, example, names=names, widest=True)
 
 
 def prefix(subject: Subject, example: Input) -> Judgement:

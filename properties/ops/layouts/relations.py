@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from oracle.case import Case
 from oracle.evaluate import enclose
 from oracle.formats import StoredArray
-from oracle.ops.attention.options import CHOICES, taken
-from oracle.ops.layouts.case import OPTIONS, PAGED, VARLEN, key_count, pages_of, query_range, sequences
+from oracle.ops.attention.options import taken
+from oracle.ops.layouts.case import PAGED, VARLEN, key_count, pages_of, query_range, sequences
 from properties.checks.invariance import equal_bits, invariant
 from properties.checks.metamorphic import Outputs, agree, full_bounds, observe
 from properties.judge import judgements as judging
@@ -231,8 +231,3 @@ def _joined(first: Case, second: Case) -> Case:
         else:
             arrays[name] = np.concatenate([a, b])
     return replace(first, arrays=arrays, options=taken(first.options, B=[*range(sequences(first))] * 2))
-
-
-def options_matter(subject: Subject, example: Input) -> Judgement:
-    """P17."""
-    return judging.options_matter(subject, example.case, [name for name in OPTIONS if name not in CHOICES])

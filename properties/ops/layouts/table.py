@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import strategies as st
 
 from oracle.ops.layouts.case import PAGED, VARLEN
 from properties.checks import model_gate
-from properties.judge.judgements import structure_only, within_bound
+from properties.judge.judgements import options_matter, structure_only, within_bound
 from properties.ops.attention import views
 from properties.ops.attention.table import lse_within_bound
 from properties.ops.layouts import edges, parts, relations
@@ -45,8 +47,8 @@ def _table(op: str) -> tuple[Property, ...]:
     pages = Property(
         "P12", "where pages lie does not matter", relations.permuted_pages, search=_general, edges=edges.hidden
     )
-    paged = (pages, Property("P12", strided, views.paged_layouts, edges=edges.hidden))
-    packed = (Property("P12", strided, views.packed_layouts, edges=edges.hidden),)
+    paged = (pages, Property("P12", strided, partial(views.through, ways=views.PAGES), edges=edges.hidden))
+    packed = (Property("P12", strided, partial(views.through, ways=views.PACKED), edges=edges.hidden),)
     return (
         Property("P1", "error within the contract's bound", within_bound, search=_general, edges=edges.accuracy),
         Property(
@@ -93,7 +95,7 @@ def _table(op: str) -> tuple[Property, ...]:
         Property(
             "P17",
             "every option matters and matches the oracle",
-            relations.options_matter,
+            options_matter,
             search=_optional,
             edges=edges.options,
         ),

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from oracle.case import Case
 from oracle.formats import Float64Array, Format
 from oracle.ops.mla.case import visibility
-from properties.checks.metamorphic import Outputs, agree, exact_output, full_bounds, observe, same_bits
-from properties.judge import judgements as judging
+from properties.checks.metamorphic import Outputs, agree, exact_output, full_bounds, observe, same_bits, widest
 from properties.judge.judgements import SLACK, draw_of, kept, purity
 from properties.judge.pipeline import certify
 from properties.judge.verdict import Basis, Judgement, Verdict, worst_of
@@ -54,17 +53,13 @@ def reachability(subject: Subject, example: Input) -> Judgement:
     # The widest form: an output may stand still for no other reason than its legal error.
     stuck = (before["out"].astype(np.float64) == after["out"].astype(np.float64)) & sees
     if stuck.any():
-        first, second = (_widest(subject, c, o) for c, o in ((case, before), (other, after)))
+        first, second = (widest(subject, c, o) for c, o in ((case, before), (other, after)))
         stuck &= np.abs(exact_output(case) - exact_output(other)) > 2 * (first + second)
     if not stuck.any():
         return Judgement(Verdict.PASS, Basis.DERIVED, f"key {j} changes the rows that may attend to it and no others")
     at = [int(i) for i in np.argwhere(stuck)[0]]
     detail = f"row {at[:3]} may attend to key {j} but does not change with it"
     return Judgement(Verdict.FAIL, Basis.DERIVED, detail, worst={"output": "out", "index": at})
-
-
-def _widest(subject: Subject, case: Case, outputs: Outputs) -> Float64Array:
-    return np.asarray(np.max([b["out"] for b in full_bounds(subject, case, {"out": outputs["out"]})], axis=0))
 
 
 def convexity(subject: Subject, example: Input) -> Judgement:
@@ -99,11 +94,6 @@ def pure(subject: Subject, example: Input) -> Judgement:
     other = case.with_arrays(**{n: np.ascontiguousarray(case.arrays[n][..., ::-1]) for n in batched})
     both = case.with_arrays(**{n: np.concatenate([other.arrays[n], case.arrays[n]]) for n in batched})
     return purity(subject, case, other, both, lambda values: values[: len(values) // 2])
-
-
-def options_matter(subject: Subject, example: Input) -> Judgement:
-    """P17."""
-    return judging.options_matter(subject, example.case, ("scale", "is_causal"), widest=True)
 
 
 def _scaled(case: Case, fmt: Format, powers: dict[str, int]) -> Case | None:

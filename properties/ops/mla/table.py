@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from oracle.ops.mla.formula import DEEPSEEK_V3
 from properties.checks import model_gate
 from properties.inputs.recipes import Logits, Recipe
-from properties.judge.judgements import structure_only, within_bound
+from properties.judge.judgements import options_matter, structure_only, within_bound
 from properties.ops.mla import relations
 from properties.ops.mla.inputs import latents, mla_input
 from properties.property import Property
@@ -184,7 +185,7 @@ PROPERTIES: tuple[Property, ...] = (
     Property(
         "P17",
         "every option matters and matches the oracle",
-        relations.options_matter,
+        partial(options_matter, widest=True),
         search=_optional,
         edges=option_edges,
     ),

@@ -333,7 +333,7 @@ def options_matter(subject: Subject, example: Input) -> Judgement:
     names = ["base", "rotary_dim", "scaling"]
     if how.layout != "half" and how.rotary_dim != 2:
         names.insert(1, "layout")
-    return judging.options_matter(subject, example.case, names)
+    return judging.options_matter(subject, example, names=names)
 
 
 def scalings(subject: Subject, example: Input) -> Judgement:
