@@ -211,7 +211,7 @@ class Tilted:
 
     even: an error of all weights alike that comes on top, of which p and moved do not know: with it
     T = e^even (p + moved) and T F = e^even moved + (e^even - 1) p. spent: sum p rho, with it; total: sum T F, with it.
-    huge: rows where these exceed float64's comfort.
+    huge: rows where these exceed float64's comfort. drift: see `drift`.
     """
 
     p: Float64Array
@@ -222,6 +222,7 @@ class Tilted:
     gain: Float64Array
     huge: NDArray[np.bool_]
     even: float = 0.0
+    drift: Float64Array | float = 0.0
 
     @property
     def upper(self) -> Float64Array:
@@ -310,15 +311,35 @@ def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
     return compound(*parts)
 
 
-def _per_row_sum(tilted: Tilted, land: Landscape) -> Float64Array:
-    """[r, 1]: upper bound of 1 / l as computed. G / l, or 1: the weight of the largest computed score is exactly 1."""
-    return np.asarray(np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0)))
+def drift(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array | float:
+    """x [r, 1]: the largest computed score's weight lies within e^-x and e^x; 0 where it is 1.
+
+    x = u |m^| where the product of the computed maximum m^ and log2 e is rounded once. m^ is at most the largest
+    S + eps, and at least the largest score less its eps.
+    """
+    if contract.scores.maximum == "exact":
+        return 0.0
+    scores = land.seen(land.scores, -np.inf)
+    above = land.seen(land.scores + land.scores_rad + eps, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    below = np.take_along_axis(eps, scores.argmax(axis=-1, keepdims=True), axis=-1)
+    off = np.maximum(np.maximum(above - land.shift, below), 0.0) + 2 * land.slack
+    # The constant log2 e scale errs by 3u, and the exponent itself is rounded.
+    return np.asarray(
+        np.where(land.visible.any(axis=-1, keepdims=True), c.u * (1 + 8 * c.u) * (land.max_size + off), 0.0)
+    )
+
+
+def per_row_sum(tilted: Tilted, land: Landscape) -> Float64Array:
+    """[r, 1]: upper bound of 1 / l as computed. G / l, or 1: the weight of the largest computed score is 1, but for a
+    drift."""
+    bound = np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0))
+    return np.asarray(bound * np.exp(np.minimum(tilted.drift, LARGEST_EXPONENT)))
 
 
 def underflow_part(tilted: Tilted, land: Landscape, found: Spread, contract: Contract, c: Constants) -> Float64Array:
     """U [r, Dv]: absolute errors of exp, of the cast of P and of products that underflow."""
     n = land.keys
-    factor = _per_row_sum(tilted, land)
+    factor = per_row_sum(tilted, land)
     lost = found.distance if contract.sums.row_sum == "rounded" else found.size
     cast = c.omega_P * lost if contract.weights.normalised else factor * c.omega_P * lost
     lost = cast + factor * (c.w * found.distance + n * tiles(contract, n) * c.w_acc) + n * c.w_acc
@@ -379,7 +400,7 @@ def lse_bound(
         bound = lme - log1p(-h) + land.keys * c.w + c.e_log * (land.log_total + lme + h) + c.e_ln
         bound = bound + c.u * (MAX_ROUNDINGS * land.max_size + LSE_ROUNDINGS * land.lse_size)
         if contract.sums.row_sum == "rounded":
-            lost = _per_row_sum(tilted, land) * land.keys * c.omega_P
+            lost = per_row_sum(tilted, land) * land.keys * c.omega_P
             bound = bound + np.where(lost < 0.5, -np.log1p(-np.minimum(lost, 0.5)), np.inf)
         if contract.sums.splits > 1:
             bound = bound + (contract.sums.splits + 1) * c.u + LSE_ROUNDINGS * c.u * land.lse_size

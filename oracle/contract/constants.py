@@ -52,6 +52,7 @@ class Constants:
     w_acc: float
     compute: Format
     scores: Format
+    weights: Format
 
     def g(self, n: float, *, u: float | None = None) -> float:
         """n u / (1 - n u), inf once n u reaches 1 (Higham's gamma)."""
@@ -110,6 +111,7 @@ def constants(contract: Contract, input_format: Format) -> Constants:
         w_acc=max(compute.smallest_normal, _omega(accumulator, flush)),
         compute=compute,
         scores=scores,
+        weights=weights if cast else compute,
     )
 
 

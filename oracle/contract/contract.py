@@ -14,6 +14,7 @@ from oracle.formats import FORMATS, Format, format_named
 
 ENGINES = ("fma", "h100", "a100", "hopper_fp8")
 EXPONENTS = ("natural", "exp2", "scaled")
+MAXIMA = ("exact", "rounded")
 _STORED = (None, "input", *FORMATS)
 
 
@@ -134,7 +135,9 @@ class ScoreClaims(_Validated):
     prescale: ``none``; ``compute`` or ``input`` if q, k are scaled and stored before the product. stored_as, stores:
     format of stored scores (None: compute) and how often they are rounded to it. shifted: format in which S - m is
     stored before exp (None: compute). exponent: softmax: ``natural`` exp(x - m); ``exp2`` by one product with log2 e
-    after or fused with the shift; ``scaled`` if x log2 e is rounded before the shift.
+    after or fused with the shift; ``scaled`` if x log2 e is rounded before the shift. maximum: ``exact`` if the weight
+    of the largest score is 1; ``rounded`` if the product of the maximum and log2 e is rounded before a fused
+    multiply-add subtracts it (FlashAttention).
     """
 
     prescale: str = _named("none", "none", "compute", "input", flat="qk_prescale")
@@ -142,6 +145,7 @@ class ScoreClaims(_Validated):
     stores: int = _count(0, least=0, flat="score_stores")
     shifted: str | None = _stored()
     exponent: str = _named("natural", *EXPONENTS)
+    maximum: str = _named("exact", *MAXIMA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,12 @@ _MLA_BLOCK = {
 }
 # Gradients of mla's core: separate calls store the gradients of both as well.
 _MLA_BACKWARD = {name: _in_both_orders(forms, **(_KEPT if name in _CALLS else {})) for name, forms in _BACKWARD.items()}
+# FlashAttention's exponent, of the attention of one call: where scores are huge it may leave the range.
+_DENSE = {
+    **_ATTENTION,
+    "fp32": (*_ATTENTION["fp32"], contract_of("fp32", "rounded maximum", weights="fp32", maximum="rounded")),
+    "flash": (*_ATTENTION["flash"], contract_of("flash", "rounded maximum", maximum="rounded")),
+}
 _ATTENTION_LADDER = {
     "fp64": ("fp64",),
     "fp32": ("fp32", "sdpa_math", "tf32"),
@@ -149,7 +155,7 @@ _ATTENTION_LADDER = {
     "8": ("fp32", "flash"),
 }
 _ATTENTION_DEFAULT = {"fp64": "fp64", "fp32": "fp32", "16": "flash", "8": "flash"}
-ATTENTION = Presets(_ATTENTION, _ATTENTION_LADDER, _ATTENTION_DEFAULT)
+ATTENTION = Presets(_DENSE, _ATTENTION_LADDER, _ATTENTION_DEFAULT)
 ATTENTION_BACKWARD = replace(ATTENTION, forms=_BACKWARD)
 MLA = replace(ATTENTION, forms=_MLA)
 MLA_BACKWARD = replace(ATTENTION, forms=_MLA_BACKWARD)

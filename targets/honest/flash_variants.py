@@ -36,6 +36,20 @@ def in_base_two(log2_e: float) -> Steps:
     )
 
 
+def fused(tile: Tensor, base: Tensor) -> Tensor:
+    """FlashAttention's weights: exp2(fma(s, log2 e, -fl(m log2 e))).
+
+    float64 holds s log2 e exactly enough to stand for a fused multiply-add.
+    """
+    rounded = (base * LOG2_E).double()
+    return torch.exp2((tile.double() * float(torch.tensor(LOG2_E)) - rounded).float())
+
+
+def fused_rescale(old: Tensor, base: Tensor) -> Tensor:
+    """Its factor takes the difference of the maxima first."""
+    return torch.exp2((old - base) * LOG2_E)
+
+
 def scores_of_prescaled_query(q: Tensor, k: Tensor, alpha: float) -> Tensor:
     """Scale q first and store it in the input dtype, as kernels do that keep q in 16-bit registers."""
     return flash.scores((q * alpha).to(q.dtype), k, 1.0)
@@ -58,6 +72,7 @@ def split(parts: int) -> Callable[..., Result]:
 tile_16 = kernel(Steps(tile=16))
 tile_64 = kernel(Steps(tile=64))
 tile_128 = kernel(Steps(tile=128))
+rounded_maximum = kernel(Steps(weights=fused, rescale=fused_rescale))
 exp2_domain = kernel(in_base_two(LOG2_E))
 split_2 = split(2)
 split_3 = split(3)

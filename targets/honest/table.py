@@ -32,6 +32,7 @@ HONEST: tuple[Honest, ...] = (
     _flash("tile_64", "tiles of 64 keys"),
     _flash("tile_128", "tiles of 128 keys"),
     _flash("exp2_domain", "log2(e) folded into the scale, exp2, LSE turned back to nats"),
+    _flash("rounded_maximum", "exp2(fma(s, log2 e, -m')) with m' = m log2(e) rounded"),
     _flash("split_2", "2 splits of the keys, merged by their LSE"),
     _flash("split_3", "3 splits, of unequal length for most numbers of keys, merged by their LSE"),
     _flash("split_4", "4 splits of the keys, merged by their LSE"),

@@ -210,7 +210,8 @@ def weigh(head: Head, block: Block, plans: Sequence[Plan], lse_format: Format) -
             lse_bound = _bare_lse_bound(block, group.eps, form, c, lse_format) * grow
         else:
             lse_bound = forward.lse_bound(tilted, group.rho, land, form, c, lse_format) * grow
-        broken = rows_may_overflow(head, largest, group.eps, land, form, c)
+        tilted = replace(tilted, drift=forward.drift(group.eps, land, form, c))
+        broken = rows_may_overflow(head, largest, group.eps, land, form, c, drift=tilted.drift)
         lse = Bounded(lse_bound, broken | (lse_size + lse_bound >= lse_format.overflow_threshold))
         made[plan.place] = FormRows(c, group, tilted, apart, lse, broken)
     return Weighed(land, list(groups.values()), [made[place] for place in range(len(plans))])

@@ -14,11 +14,18 @@ from oracle.formats import Float64Array, format_named
 
 
 def rows_may_overflow(
-    head: Head, largest: Float64Array, eps: Float64Array, land: Landscape, contract: Contract, c: Constants
+    head: Head,
+    largest: Float64Array,
+    eps: Float64Array,
+    land: Landscape,
+    contract: Contract,
+    c: Constants,
+    *,
+    drift: Float64Array | float = 0.0,
 ) -> NDArray[np.bool_]:
-    """[r, 1]: rows in which an intermediate of this contract may legally overflow.
+    """[r, 1]: rows in which an intermediate of this contract may legally overflow, or all weights may underflow.
 
-    largest [r, 1]: of all |q||k|, scaled or not.
+    largest [r, 1]: of all |q||k|, scaled or not. drift: see `oracle.bounds.forward.drift`.
     """
     # Half the range: factors such as log2 e, and partial sums larger than their total.
     limit = c.compute.max_finite / 2
@@ -28,7 +35,12 @@ def rows_may_overflow(
     if head.has_sink:
         broken |= forward.joined(land).top_size >= limit
     # The output before its division: l times larger, and more under a maximum that lags.
-    factor = np.exp(contract.sums.lag) / land.total_inverse
+    # Weights and sums alike are off by the drift of the maximum, either way.
+    drifted = np.exp(np.minimum(drift, forward.LARGEST_EXPONENT))
+    lag = np.exp(contract.sums.lag) * drifted
+    factor = lag / land.total_inverse
+    if np.any(drift):
+        broken |= (contract.weights.scale * lag >= min(c.weights.max_finite, limit) / 2) | (factor >= limit)
     sums_limit, grown = limit, 1.0
     if contract.sums.accumulator is not None:
         sums_limit = min(limit, _limit(contract.sums.accumulator))
@@ -37,7 +49,7 @@ def rows_may_overflow(
     if contract.sums.splits > 1:
         # The maximum is that of a part, whichever keys it holds: no weight need be less than 1.
         total = np.maximum(land.visible.sum(axis=-1, keepdims=True), 1)
-        weights, before = 1.0 / total, grown * np.exp(contract.sums.lag) * total
+        weights, before = 1.0 / total, grown * lag * total
     elif head.has_sink:
         # A sink that joins at the end leaves maximum and sums as they are without it.
         there = forward.joined(land)
@@ -45,7 +57,7 @@ def rows_may_overflow(
         weights = np.where(land.visible & (np.arange(land.keys) < land.keys - 1), np.exp(fall), 0.0)
         total = weights.sum(axis=-1, keepdims=True)
         weights = weights / np.where(total > 0, total, 1.0)
-        before = grown * (1.0 if contract.weights.normalised else np.exp(contract.sums.lag) * total)
+        before = grown * (1.0 if contract.weights.normalised else lag * total)
     if not np.all(before * head.v_largest < sums_limit):
         sums = (np.where(land.visible, weights, 0.0) @ head.v_magnitude) * before
         broken |= ~(sums < sums_limit).all(axis=-1, keepdims=True)

@@ -199,8 +199,7 @@ def _absorbed(
     common = common + k_w * forward.cast_part(tilted, v.size, found.largest)
     common = common + forward.underflow_part(tilted, land, found, contract, c)
     common = common + (out.upper_abs() + common) * (shrink - 1)
-    # 1 / l as computed is at most 1: the weight of the largest computed score is exactly 1.
-    factor = np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0))
+    factor = forward.per_row_sum(tilted, land)
     lost = (c.omega_P if contract.weights.normalised else factor * c.omega_P) + factor * c.w
     visible = land.visible.astype(np.float64)
     size = forward.cast_part(tilted, c_kv.reach, computed.largest_seen(c_kv.reach, land.visible)) * (1 + k_w)

@@ -321,8 +321,7 @@ def _absorbed(
     common = common + (out.upper_abs() + common) * (shrink - 1)
 
     latents = np.abs(a.c_kv)
-    # 1 / l as computed is at most 1: the weight of the largest computed score is exactly 1.
-    factor = np.where(tilted.huge, 1.0, np.minimum(tilted.gain * land.total_inverse, 1.0))
+    factor = forward.per_row_sum(tilted, land)
     lost = (c.omega_P if contract.weights.normalised else factor * c.omega_P) + factor * c.w
     size = forward.cast_part(tilted, latents, _largest_seen(latents, land)) * (1 + k_w)
     size = (size + lost * (land.visible.astype(np.float64) @ latents)) * shrink

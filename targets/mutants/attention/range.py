@@ -7,7 +7,7 @@ from torch import Tensor
 
 from targets.honest import flash
 from targets.honest.flash import Part, Steps, kernel, normalise
-from targets.honest.flash_variants import LAG, LOG2_E, lazy_row_max
+from targets.honest.flash_variants import LAG, fused, fused_rescale, lazy_row_max
 from targets.mutants.attention.inputs import ONE, ZERO, one_head
 from targets.mutants.mutant import mutant
 
@@ -103,22 +103,15 @@ zero_max_after_hidden_tile = mutant(
 )(kernel(Steps(row_max=max_or_zero, right_to_left=True)))
 
 
-def fused(tile: Tensor, base: Tensor) -> Tensor:
-    """float64 holds s log2 e exactly enough to stand for a fused multiply-add."""
-    rounded = (base * LOG2_E).double()
-    return torch.exp2((tile.double() * LOG2_E - rounded).float())
-
-
-# Up to scores of about 1e6 this is a legal form; beyond, the exponent of the maximum itself overflows. Only in
-# float32, because the bound of the contract `flash` is infinite there.
+# A legal form where it is not denied: beyond scores of about 1e9 the exponent of the maximum itself overflows.
 fused_exponent = mutant(
     "attention",
     "P9",
-    "The exponent is fma(s, log2 e, -m') with m' = m log2(e) already rounded: for huge scores far from 0.",
+    "The exponent is fma(s, log2 e, -m') with m' = m log2(e) already rounded, which its contract denies.",
     reports="Reported, for bf16 inputs: pytorch/pytorch#121558 (the cause is believed, not confirmed).",
     dtypes=("fp32",),
     smallest=one_head([[133120.0] * 64], [[133120.0] * 64], ONE, scale=None),
-)(kernel(Steps(weights=fused)))
+)(kernel(Steps(weights=fused, rescale=fused_rescale), contract={"preset": "fp32", "maximum": "exact"}))
 
 
 def weights_of_new_max(tile: Tensor, base: Tensor) -> Tensor:
