@@ -35,6 +35,7 @@ LIKELY: dict[str, Any] = {
     "score_stores": -1,
     "shifted": "f16",
     "exponent": "base2",
+    "maximum": "lazy",
     "weights": "e4m3fn",
     "weight_scale": 0.0,
     "normalised_p": "yes",

@@ -266,6 +266,10 @@ def plain_bound(
         x = sum(min(1, gain * t) * (1 - exp(-a)) for t, a in zip(top, apart, strict=True))
         h_all = h_out + x / (1 - x) * (1 + h_out)
     per_sum = min(1, gain / weighed.ell)
+    if form.scores.maximum == "rounded":
+        # The largest weight is e^-x at least.
+        off = max(weighed.over, max(keys, key=lambda key: key.score).error)
+        per_sum *= exp(c.u * (1 + 8 * c.u) * (abs(weighed.shift) + common + off))
     bounds = []
     for column in zip(*(key.v for key in keys), strict=True):
         out = sum(a * x for a, x in zip(p, column, strict=True))

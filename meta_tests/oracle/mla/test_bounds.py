@@ -227,10 +227,11 @@ def test_the_model_kernel_keeps_every_contract_and_rounds_what_it_declares(fmt: 
 def test_presets_of_mla_name_both_forms_and_eager_stores_every_stage() -> None:
     for preset in ("fp64", "fp32", "flash", "tf32", "sdpa_math", "eager"):
         forms = preset_forms("mla", preset)
-        assert [f.latent.form for f in forms] == sorted((f.latent.form for f in forms), key=mla.FORMS.index)
         assert {f.latent.form for f in forms} == set(mla.FORMS)
-        stored = ("input", "input") if preset == "eager" else (None, None)
-        assert {(f.latent.up, f.latent.summed) for f in forms} == {stored}
+        kept, stored = (None, None), ("input", "input")
+        # A fused kernel may follow calls that store what they project.
+        known = {"eager": {stored}, "flash": {kept, stored}}.get(preset, {kept})
+        assert {(f.latent.up, f.latent.summed) for f in forms} == known
     declared = declared_forms("mla", {"preset": "flash", "form": "absorbed"}, "bf16")
     assert {f.latent.form for f in declared} == {"absorbed"}
     assert len(declared) == len(preset_forms("mla", "flash")) // 2
