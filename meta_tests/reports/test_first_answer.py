@@ -1,6 +1,8 @@
 """What a user reads first: what was understood, why nothing fits, failures as they happen, how far a run is."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,12 @@ def test_one_defect_is_one_whatever_its_numbers() -> None:
     assert failing("as if the last key was missing") == failing("as if the last 8 keys were missing")
     assert failing("as if the last key was missing") != failing("as if the first key was missing")
     assert failing("wrong in row 1") == failing("wrong in row 2")
+
+
+def test_a_run_ends_without_a_word_about_leaks(tmp_path: Path) -> None:
+    """Bindings that find their objects alive at the end of a process say so, to the user's terminal."""
+    words = [sys.executable, "-m", "reports.command.cli", "verify", "triton_rope", "--profile", "quick"]
+    words += ["--dtype", "fp32", "--property", "P23", "--no-store", "--out", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "leak" not in done.stdout + done.stderr

@@ -81,3 +81,12 @@ def test_a_kernel_that_denies_the_form_is_held_to_an_exact_maximum() -> None:
     case = far_off("fp32", 1e11, keys=3, spread=0.0)
     assert certify(subject_for(target, "fp32"), case).verdict is Verdict.FAIL
     assert certify(subject_for(resolve(KERNEL), "fp32"), case).verdict in (Verdict.EXEMPT, Verdict.VACUOUS)
+
+
+def test_a_weight_factor_near_the_largest_number_exempts_nothing() -> None:
+    """P in e4m3 times 256, whose largest number is 448: an ordinary row is promised its bound."""
+    case = far_off("e4m3", 2.0, keys=5)
+    (block,) = enclose(case)
+    form = forms("bf16", "rounded maximum")[0].with_fields(weights="e4m3", weight_scale=256.0)
+    (found,) = bounds_of("attention")(case, block, (form,), {"out": FORMATS["bf16"]})
+    assert not found["out"].may_overflow.any() and np.isfinite(found["out"].bound).all()

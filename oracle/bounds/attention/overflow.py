@@ -40,7 +40,8 @@ def rows_may_overflow(
     lag = np.exp(contract.sums.lag) * drifted
     factor = lag / land.total_inverse
     if np.any(drift):
-        broken |= (contract.weights.scale * lag >= min(c.weights.max_finite, limit) / 2) | (factor >= limit)
+        # A weight is off by the errors of one exp and one score next to the largest as well.
+        broken |= (contract.weights.scale * lag * (1 + 2.0**-10) >= c.weights.max_finite) | (factor >= limit)
     sums_limit, grown = limit, 1.0
     if contract.sums.accumulator is not None:
         sums_limit = min(limit, _limit(contract.sums.accumulator))
