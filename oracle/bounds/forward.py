@@ -211,7 +211,8 @@ class Tilted:
 
     even: an error of all weights alike that comes on top, of which p and moved do not know: with it
     T = e^even (p + moved) and T F = e^even moved + (e^even - 1) p. spent: sum p rho, with it; total: sum T F, with it.
-    huge: rows where these exceed float64's comfort. drift: see `drift`.
+    huge: rows where these exceed float64's comfort. drift: exponent of the largest weight, see
+    `oracle.bounds.attention.overflow.drift`.
     """
 
     p: Float64Array
@@ -309,24 +310,6 @@ def cast_error(land: Landscape, contract: Contract, c: Constants) -> float:
         # Division of the partial output, its storage, its weight and the merge.
         parts += [c.u_div, c.u, c.g(contract.sums.splits + 2)]
     return compound(*parts)
-
-
-def drift(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array | float:
-    """x [r, 1]: the largest computed score's weight lies within e^-x and e^x; 0 where it is 1.
-
-    x = u |m^| where the product of the computed maximum m^ and log2 e is rounded once. m^ is at most the largest
-    S + eps, and at least the largest score less its eps.
-    """
-    if contract.scores.maximum == "exact":
-        return 0.0
-    scores = land.seen(land.scores, -np.inf)
-    above = land.seen(land.scores + land.scores_rad + eps, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
-    below = np.take_along_axis(eps, scores.argmax(axis=-1, keepdims=True), axis=-1)
-    off = np.maximum(np.maximum(above - land.shift, below), 0.0) + 2 * land.slack
-    # The constant log2 e scale errs by 3u, and the exponent itself is rounded.
-    return np.asarray(
-        np.where(land.visible.any(axis=-1, keepdims=True), c.u * (1 + 8 * c.u) * (land.max_size + off), 0.0)
-    )
 
 
 def per_row_sum(tilted: Tilted, land: Landscape) -> Float64Array:

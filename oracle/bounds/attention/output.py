@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from oracle.block import Block
 from oracle.bounds import forward
 from oracle.bounds.attention.head import Head, numbers
-from oracle.bounds.attention.overflow import rows_may_overflow
+from oracle.bounds.attention.overflow import drift, rows_may_overflow
 from oracle.bounds.attention.scores import score_error
 from oracle.bounds.bounded import Bounded
 from oracle.bounds.landscape import Landscape, inflation, landscape
@@ -210,7 +210,7 @@ def weigh(head: Head, block: Block, plans: Sequence[Plan], lse_format: Format) -
             lse_bound = _bare_lse_bound(block, group.eps, form, c, lse_format) * grow
         else:
             lse_bound = forward.lse_bound(tilted, group.rho, land, form, c, lse_format) * grow
-        tilted = replace(tilted, drift=forward.drift(group.eps, land, form, c))
+        tilted = replace(tilted, drift=drift(group.eps, land, form, c))
         broken = rows_may_overflow(head, largest, group.eps, land, form, c, drift=tilted.drift)
         lse = Bounded(lse_bound, broken | (lse_size + lse_bound >= lse_format.overflow_threshold))
         made[plan.place] = FormRows(c, group, tilted, apart, lse, broken)

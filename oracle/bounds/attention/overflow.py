@@ -13,6 +13,24 @@ from oracle.contract.contract import Contract
 from oracle.formats import Float64Array, format_named
 
 
+def drift(eps: Float64Array, land: Landscape, contract: Contract, c: Constants) -> Float64Array | float:
+    """x [r, 1]: the largest computed score's weight lies within e^-x and e^x; 0 where it is 1.
+
+    x = u |m^| where the product of the computed maximum m^ and log2 e is rounded once. m^ is at most the largest
+    S + eps, and at least the largest score less its eps.
+    """
+    if contract.scores.maximum == "exact":
+        return 0.0
+    scores = land.seen(land.scores, -np.inf)
+    above = land.seen(land.scores + land.scores_rad + eps, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+    below = np.take_along_axis(eps, scores.argmax(axis=-1, keepdims=True), axis=-1)
+    off = np.maximum(np.maximum(above - land.shift, below), 0.0) + 2 * land.slack
+    # The constant log2 e scale errs by 3u, and the exponent itself is rounded.
+    return np.asarray(
+        np.where(land.visible.any(axis=-1, keepdims=True), c.u * (1 + 8 * c.u) * (land.max_size + off), 0.0)
+    )
+
+
 def rows_may_overflow(
     head: Head,
     largest: Float64Array,
@@ -25,7 +43,7 @@ def rows_may_overflow(
 ) -> NDArray[np.bool_]:
     """[r, 1]: rows in which an intermediate of this contract may legally overflow, or all weights may underflow.
 
-    largest [r, 1]: of all |q||k|, scaled or not. drift: see `oracle.bounds.forward.drift`.
+    largest [r, 1]: of all |q||k|, scaled or not. drift: see `drift`.
     """
     # Half the range: factors such as log2 e, and partial sums larger than their total.
     limit = c.compute.max_finite / 2

@@ -129,6 +129,7 @@ TABLE = (
             **dict.fromkeys(("decode", "all", "small"), ("heads",)), "sequences": ("sequences",),
         },
         others=alternatives.slopes,
+        limits={"heads": "slopes_by_head", "sequences": "slopes_by_sequence"},
         kept=False,
     ),
     Tried(
