@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 from _pytest.runner import runtestprotocol
+from threadpoolctl import threadpool_limits
 
 from properties.examinations import Candidate, Examination
 from properties.fit import Fit
@@ -177,9 +178,12 @@ def _can_be_asked(session: pytest.Session, item: pytest.Item) -> bool:
 def _work(session: pytest.Session, items: list[pytest.Item], channel: socket.socket, name: str) -> None:
     """The whole life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Libraries that were loaded before do not look at the environment again: workers with several threads each only
+    # wait for one another.
+    threadpool_limits(1)
     torch = sys.modules.get("torch")
     if torch is not None:
-        # The threads of a pool did not come along.
+        # The threads of its pool did not come along.
         torch.set_num_threads(1)
     session.config.workerinput = {"workerid": name}  # type: ignore[attr-defined]
     code = 1

@@ -260,6 +260,12 @@ def test_one_form_must_be_kept_by_all_cases() -> None:
     (line,) = contract_lines([kept(plain=0.5, split=2.0), kept(plain=0.9, split=0.5)])
     assert (line.verdict, line.ratio) == ("PASS", 0.9)
     assert "in its plain form by all 2 cases" in line.detail
+    # Where nothing is promised, or too little to tell, is so in some forms only.
+    for verdict in ("EXEMPT", "VACUOUS"):
+        (line,) = contract_lines(
+            [kept(plain=0.5, split=0.5), replace(kept(plain=math.inf, split=0.0), verdict=verdict)]
+        )
+        assert (line.verdict, line.ratio) == ("PASS", 0.5) and "in its split form by all 2 cases" in line.detail
     both = contract_lines([kept(plain=0.5), replace(kept(plain=2.0), dtype="fp16"), record(basis="calibrated")])
     assert [(r.dtype, r.verdict) for r in both] == [("fp16", "FAIL"), ("fp32", "PASS")]
 

@@ -57,6 +57,18 @@ def follow(recipe: Recipe, root: Path, leave_out: str = "") -> subprocess.Comple
     return subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+def assert_named(recipe: Recipe, root: Path, step: str, said: str) -> None:
+    """That the check fails without this step, and says what is missing."""
+    done = follow(recipe, root, step)
+    assert done.returncode != 0
+    assert said in done.stderr, done.stderr
+
+
+def assert_follows(recipe: Recipe, root: Path) -> None:
+    done = follow(recipe, root)
+    assert done.stdout.endswith("follows\n"), done.stdout + done.stderr
+
+
 def row(above: str, line: str, before: str, added: str) -> list[Edit]:
     """An import before what stands ``above`` in the module's margin, and a row before another one."""
     return [(f"\n{above}", f"\n{line}\n{above}"), (before, f"{added}\n{before}")]

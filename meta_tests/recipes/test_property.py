@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meta_tests.recipes.following import Recipe, follow, row, section
+from meta_tests.recipes.following import Recipe, assert_follows, assert_named, row, section
 
 CHECKED = '''"""O is odd in V: every rounding is symmetric about zero."""
 
@@ -81,8 +81,7 @@ RECIPE = Recipe(NEW, EDITED, CHECK)
 
 
 def test_a_property_is_added_by_following_the_recipe(tmp_path: Path) -> None:
-    done = follow(RECIPE, tmp_path)
-    assert done.stdout.endswith("follows\n"), done.stdout + done.stderr
+    assert_follows(RECIPE, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +93,7 @@ def test_a_property_is_added_by_following_the_recipe(tmp_path: Path) -> None:
     ],
 )
 def test_a_step_left_out_is_named(step: str, said: str, tmp_path: Path) -> None:
-    done = follow(RECIPE, tmp_path, step)
-    assert done.returncode != 0
-    assert said in done.stderr, done.stderr
+    assert_named(RECIPE, tmp_path, step, said)
 
 
 def test_the_recipe_names_every_file() -> None:

@@ -78,6 +78,44 @@ def test_a_probe_is_not_fooled(function: Any, limit: str) -> None:
     assert f"the target refuses {LIMITS[limit].said}" in beyond(ROW, found)
 
 
+def test_a_wrong_shape_of_an_ordinary_input_is_a_fault_and_no_limit() -> None:
+    def narrow(q: Any, k: Any, v: Any) -> Any:
+        """Forgets that values may be wider than keys."""
+        return several_heads(q, k, v)[..., : q.shape[-1]]
+
+    target = target_from(narrow, spec="f")
+    assert probe(target, "fp32")["unequal_value_dim"] == "accepted"
+    subject = subject_for(target, "fp32")
+    example = attention_input(subject, sq=3, sk=4, dims=16, value_dims=32)
+    judged = judge(subject, next(p for p in properties_for("attention") if p.id == "P1"), example)
+    assert judged.verdict is Verdict.FAIL and "expected [1, 1, 3, 32]" in judged.detail
+
+
+@pytest.mark.parametrize(("kind", "leaks"), [("bool", False), ("additive", True)])
+def test_a_nan_behind_a_mask_is_judged_by_what_is_stated_of_its_kind(kind: str, leaks: bool) -> None:
+    def selects(q: Any, k: Any, v: Any, attn_mask: Any = None) -> Any:
+        """A boolean mask selects, of scores and values; an additive one adds, so that -inf and NaN give NaN."""
+        scores, values = q @ k.mT * q.shape[-1] ** -0.5, v
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = torch.where(attn_mask, scores, -torch.inf)
+            values = torch.nan_to_num(v)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return torch.softmax(scores, -1) @ values
+
+    target = target_from(selects, spec="f")
+    found = probe(target, "fp32")
+    assert (found["masked_nan"], found["masked_nan_additive"]) == ("blocked", "leaks")
+    prop = next(p for p in properties_for("attention") if p.id == "P2")
+    honest, lying = (
+        subject_for(target, "fp32", conventions=found | more) for more in ({}, {"masked_nan_additive": "blocked"})
+    )
+    mask = Mask(kind, "last", "heads")
+    example = attention_input(honest, kv_heads=1, sq=3, sk=8, mask=mask)
+    assert judge(honest, prop, example).verdict is Verdict.PASS
+    assert (judge(lying, prop, example).verdict is Verdict.FAIL) is leaks
+
+
 def test_what_is_refused_is_not_tested_and_not_failed() -> None:
     subject = subject_for(target_from(several_heads, spec="f"), "fp32", conventions={"grouped_heads": "refused"})
     example = attention_input(subject, kv_heads=2, group=2, sq=3, sk=4)

@@ -23,7 +23,7 @@ import numpy as np
 from oracle.formats import Float64Array
 
 LIMIT = 6.0
-"""Beyond it chance is 2e-9, and 6e-5 for a kernel with 1.5 times the model's noise, G3's limit."""
+"""Beyond it chance is 2e-9; for a kernel with 1.5 times the model's noise, G3's limit, T has variance 1.6: 3e-6."""
 
 
 def along(errors: Iterable[Float64Array], values: Iterable[Float64Array]) -> tuple[float, float]:

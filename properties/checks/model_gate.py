@@ -73,9 +73,7 @@ def _compared(subject: Subject, case: Case, outputs: Outputs) -> Judgement:
     parts = [(block, n, block.part(n), block.take(n, v)) for block in blocks for n, v in held.items() if block.holds(n)]
     counts = {name: sum(own.size for _, n, _, own in parts if n == name) for name in outputs}
     squares = {name: _squares((e, own) for _, n, e, own in parts if n == name) for name in outputs}
-    narrow = [
-        n for n in outputs if n != "lse" and counts[n] >= LEAST_VALUES and subject.output.unit_roundoff > 2.0**-20
-    ]
+    narrow = [n for n in outputs if n != "lse" and counts[n] >= LEAST_VALUES and _is_narrow(subject)]
     best: tuple[float, dict[str, float], dict[str, float], str] | None = None
     firsts: dict[Hashable, Contract] = {}
     for form in subject.forms:

@@ -150,9 +150,4 @@ def _untested(rows: Iterable[Untested]) -> list[str]:
     reasons: dict[tuple[str, str], set[str]] = defaultdict(set)
     for row in rows:
         reasons[row.target, row.reason].add(row.property)
-    return [
-        f"untested  {target}: "
-        + (f"{', '.join(sorted(ids - {''}, key=property_order))}: " if any(ids) else "")
-        + reason
-        for (target, reason), ids in sorted(reasons.items())
-    ]
+    return [f"untested  {target}: {_listed(ids - {''})}{reason}" for (target, reason), ids in sorted(reasons.items())]

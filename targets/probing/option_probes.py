@@ -97,10 +97,12 @@ def _masked_nan(name: str) -> Callable[[Asked], str | None]:
         case = tiny_case(asked.target.op, asked.dtype, width=asked.width, **options)
         # Keys that are packed or in pages, or latents, stand elsewhere.
         spoiled = {n: a.copy() for n, a in case.arrays.items() if n in ("k", "v") and a.ndim == 4}
+        if not spoiled:
+            return None
         for array in spoiled.values():
             array[0, 0, 2] = np.nan
         seen = run(asked.target, case.with_arrays(**spoiled), device=asked.device)
-        if seen.fault is not None or not spoiled:
+        if seen.fault is not None:
             return None
         return "leaks" if np.isnan(seen.outputs["out"][0, 0, 0].astype(np.float64)).any() else "blocked"
 

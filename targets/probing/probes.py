@@ -165,22 +165,24 @@ def _empty_row_lse(asked: Asked) -> str | None:
 
 
 def _limit(limit: Limit) -> Probe:
-    """Asks whether every tiny call beyond the limit is refused: by an exception, or an output of another shape."""
+    """Asks whether every tiny call beyond the limit is refused: by an exception, or, of the form of an option, by an
+    output of another shape, which is what comes of taking one form for another."""
 
     def asks(asked: Asked) -> str | None:
         if limit.option and not asked.has(limit.option):
             return None
         calls = limit.asked(asked.width, beside(asked.dtype))
-        return "refused" if all(_refuses(*asked.call(**call)) for call in calls) else "accepted"
+        refused = (_refuses(*asked.call(**call), by_shape=bool(limit.option)) for call in calls)
+        return "refused" if all(refused) else "accepted"
 
     return asks
 
 
-def _refuses(case: Case, seen: Observed) -> bool:
+def _refuses(case: Case, seen: Observed, *, by_shape: bool) -> bool:
     if seen.fault is not None:
         return seen.fault[0] == "raised"
     shapes = op_named(case.op).output_shapes(case)
-    return any(tuple(value.shape) != shapes.get(name) for name, value in seen.outputs.items())
+    return by_shape and any(tuple(value.shape) != shapes.get(name) for name, value in seen.outputs.items())
 
 
 def _layout(asked: Asked) -> str | None:
