@@ -215,6 +215,38 @@ def test_several_processes_share_a_file(tmp_path: Path) -> None:
     assert count > len(kept) // 2
 
 
+class Overtaken:
+    """A connection behind whose first statement another process makes the whole file."""
+
+    def __init__(self, connection: sqlite3.Connection, folder: Path) -> None:
+        self._connection, self._folder = connection, folder
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+    def execute(self, *words: object) -> object:
+        done = self._connection.execute(*words)  # type: ignore[arg-type]
+        rows = iter(done.fetchall())
+        if self._folder is not None:
+            folder, self._folder = self._folder, None  # type: ignore[assignment]
+            filled(folder, count=1)
+        return type("Rows", (), {"fetchone": lambda _: next(rows, None)})()
+
+
+def test_a_file_that_appears_while_it_is_looked_at_is_no_other_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, first = sqlite3.connect, [True]
+
+    def connecting(*words: object, **more: object) -> object:
+        made = connect(*words, **more)  # type: ignore[call-overload]
+        return Overtaken(made, tmp_path) if first and first.pop() else made
+
+    monkeypatch.setattr(database.sqlite3, "connect", connecting)
+    held = Database(tmp_path, limit=LIMIT)
+    assert held.trouble == ""
+
+
 def test_the_oldest_entries_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database.time, "time", lambda: 10**9)
     old = filled(tmp_path, count=100)

@@ -58,8 +58,9 @@ class Database:
             raise _Foreign("file is not a database")
         connection = sqlite3.connect(self._path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+            # In this order: who makes the file at the same time names it before the table is there.
             empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+            found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
             if not empty and found != [APPLICATION, FORM]:
                 raise _Foreign("another program's database, or another version's")
             if empty:
